@@ -359,9 +359,9 @@ def test_a_published_name_is_on_disk_before_the_staged_one_goes(tmp_path, monkey
     before the sync."""
     storage = LocalStorage(tmp_path)
     steps: list[str] = []
-    sync, unlink = storage_module.sync_folder, Path.unlink
-    monkeypatch.setattr(storage_module, "sync_folder", lambda folder: (steps.append(f"sync {folder.name}"), sync(folder)))
-    monkeypatch.setattr(Path, "unlink", lambda path, **how: (steps.append(f"unlink {path.name}"), unlink(path, **how)))
+    sync, unlink = storage_module.sync_folder, os.unlink
+    monkeypatch.setattr(storage_module, "sync_folder", lambda folder: (steps.append(f"sync {os.path.basename(folder)}"), sync(folder)))
+    monkeypatch.setattr(os, "unlink", lambda path, **how: (steps.append(f"unlink {os.path.basename(path)}"), unlink(path, **how)))
     for there_already in (False, True):
         storage.put("units/staged", b"rows")
         storage.put("out/other", b"rows")

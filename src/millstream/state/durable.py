@@ -29,7 +29,7 @@ def lock_folder(folder: Path, name: str = "lock") -> int | None:
     return fd
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path | str) -> None:
     """Makes names that came or went in a folder durable (rule 2)."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -255,7 +255,7 @@ def missing(marker: bytes | None, chain: Sequence[SegmentRef], manifest: Manifes
     return None if any(ref.base for ref in newer) else newer
 
 
-_OPEN: dict[Path, StateCache] = {}
+_OPEN: dict[str, StateCache] = {}  # by folder
 _IN_USE: dict[Path, int] = {}  # by root: the lock that says so
 _OPENING = threading.Lock()
 
@@ -281,26 +281,26 @@ def state_caches_folder(folder: str | None = None) -> Path:
 def open_state_cache(root: Path, lineage: str, shard: int, map_size: int | None = None) -> StateCache:
     """The state cache of a shard, opened once per process. It is named after the state's lineage: a computation that takes over the name of one
     that is gone must not find its rows."""
-    folder = root / lineage / str(shard)
+    folder = f"{root}/{lineage}/{shard}"
     with _OPENING:
-        if root not in _IN_USE or not (root / IN_USE).exists():
+        if root not in _IN_USE or not os.path.exists(f"{root}/{IN_USE}"):
             before, _IN_USE[root] = _IN_USE.get(root), use(root)
             if before is not None:
                 os.close(before)
         found = _OPEN.get(folder)
-        if found is not None and not (folder / "data.mdb").exists():  # somebody deleted the cache under us
+        if found is not None and not os.path.exists(f"{folder}/data.mdb"):  # somebody deleted the cache under us
             found.retire()
             found = None
         if found is None:
-            found = _OPEN[folder] = StateCache(folder, map_size)
+            found = _OPEN[folder] = StateCache(Path(folder), map_size)
     return found
 
 
 def close_state_cache(root: Path, lineage: str, shard: int) -> None:
     """Nobody in this process asks for it any more: it is closed when nobody holds an epoch of it, and opened anew if somebody comes after all."""
     with _OPENING:
-        found = _OPEN.pop(root / lineage / str(shard), None)
-        if root in _IN_USE and not any(folder.is_relative_to(root) for folder in _OPEN):
+        found = _OPEN.pop(f"{root}/{lineage}/{shard}", None)
+        if root in _IN_USE and not any(folder.startswith(f"{root}/") for folder in _OPEN):
             os.close(_IN_USE.pop(root))
     if found is not None:
         found.retire()

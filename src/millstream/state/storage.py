@@ -64,13 +64,16 @@ class LocalStorage:
         self.root = Path(root).absolute()
         self.url = str(self.root)
 
-    def _write(self, path: Path, data: bytes) -> Path:
-        hidden = path.parent / f"{_HIDDEN}{secrets.token_hex(8)}"
+    def _path(self, name: str) -> str:
+        return f"{self.url}/{name}"  # a text: objects are made and asked for many times a second
+
+    def _write(self, path: str, data: bytes) -> str:
+        hidden = f"{os.path.dirname(path)}/{_HIDDEN}{secrets.token_hex(8)}"
         try:
             try:
                 _write_through(hidden, data)
             except FileNotFoundError:
-                _make_folder(path.parent)
+                _make_folder(Path(path).parent)
                 _write_through(hidden, data)
         except OSError as error:
             _unlink(hidden)
@@ -85,7 +88,7 @@ class LocalStorage:
         return hidden
 
     def create(self, name: str, data: bytes) -> bool:
-        path = self.root / name
+        path = self._path(name)
         hidden = self._write(path, data)
         try:
             with _refusals("create", path):
@@ -93,24 +96,24 @@ class LocalStorage:
                     os.link(hidden, path)
                 except FileExistsError:
                     return False
-                sync_folder(path.parent)
+                sync_folder(os.path.dirname(path))
         finally:
             _unlink(hidden)
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        path = self.root / name
+        path = self._path(name)
         hidden = self._write(path, data)
         try:
             with _refusals("write", path):
                 os.replace(hidden, path)
-                sync_folder(path.parent)
+                sync_folder(os.path.dirname(path))
         except StorageError:
             _unlink(hidden)
             raise
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        path = self.root / name
+        path = self._path(name)
         with _refusals("read", path):
             try:
                 with open(path, "rb") as handle:
@@ -121,7 +124,7 @@ class LocalStorage:
                 raise DamageError(f"{path} is missing") from error
 
     def exists(self, name: str) -> bool:
-        path = self.root / name
+        path = self._path(name)
         with _refusals("look at", path):
             try:
                 os.stat(path)
@@ -130,7 +133,7 @@ class LocalStorage:
             return True
 
     def _names(self, prefix: str, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
-        folder = self.root / prefix
+        folder = self._path(prefix) if prefix else self.url
         with _refusals("list", folder):
             try:
                 with os.scandir(folder) as entries:
@@ -147,16 +150,16 @@ class LocalStorage:
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
-            path = self.root / name
-            with _refusals("delete", path):
-                path.unlink(missing_ok=True)
+            path = self._path(name)
+            with _refusals("delete", path), contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     def publish(self, source: str, target: str) -> bool:
-        here, there = self.root / source, self.root / target
+        here, there = self._path(source), self._path(target)
         with _refusals("publish", there):
-            if not here.exists():
+            if not os.path.exists(here):
                 return True
-            _make_folder(there.parent)
+            _make_folder(Path(there).parent)
             try:
                 os.link(here, there)
             except FileNotFoundError:
@@ -167,8 +170,9 @@ class LocalStorage:
                         return False
                 except FileNotFoundError:
                     return True
-            sync_folder(there.parent)  # also of a name that is there already: whoever made it may have died before this
-            here.unlink(missing_ok=True)
+            sync_folder(os.path.dirname(there))  # also of a name that is there already: whoever made it may have died before this
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(here)
         return True
 
 
@@ -293,7 +297,7 @@ def open_storage(url: str | os.PathLike[str], options: dict[str, Any] | None = N
 
 
 @contextlib.contextmanager
-def _refusals(doing: str, what: Path | str) -> Iterator[None]:
+def _refusals(doing: str, what: str) -> Iterator[None]:
     """Rule 5. A disk fails with OSErrors; the client of a store may fail with anything."""
     try:
         yield
@@ -303,12 +307,12 @@ def _refusals(doing: str, what: Path | str) -> Iterator[None]:
         raise StorageError(f"cannot {doing} {what}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _unlink(path: Path) -> None:
+def _unlink(path: str) -> None:
     with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+        os.unlink(path)
 
 
-def _write_through(path: Path, data: bytes) -> None:
+def _write_through(path: str, data: bytes) -> None:
     with open(path, "xb") as handle:
         handle.write(data)
         handle.flush()
