@@ -170,7 +170,7 @@ def compare(found: AsOf, model: dict[bytes, bytes], start: bytes, stop: bytes) -
         assert list(found.rows("C", low, high)) == expected
         assert list(found.rows("C", low, high, reverse=True)) == expected[::-1]
     for beginning in ("", "2", "39", "x"):
-        assert [k for k, _ in found.prefix("C", beginning)] == [k for k in sorted(rows) if k.startswith(beginning.encode())]
+        assert [k for k, _ in found.prefix("C", beginning.encode())] == [k for k in sorted(rows) if k.startswith(beginning.encode())]
 
 
 def v_state(raw: bytes) -> bytes:
@@ -281,7 +281,7 @@ def test_one_key_does_not_cost_the_segment():
     assert cost(world, lambda found: found.get("C", "00012345")) < (15, 3)
     assert cost(world, lambda found: found.get("C", "00012345x")) < (15, 3)
     assert cost(world, lambda found: found.get("C", "99999999")) < (1, 2)  # behind the last key: the index says so
-    assert cost(world, lambda found: list(found.prefix("C", "0001234"))) < (15, 3)
+    assert cost(world, lambda found: list(found.prefix("C", b"0001234"))) < (15, 3)
     assert cost(world, lambda found: next(found.rows("C", reverse=True))) < (15, 3)
     assert cost(world, lambda found: list(found.rows("C")))[0] >= 100
 

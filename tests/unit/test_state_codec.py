@@ -118,11 +118,6 @@ def test_an_open_dataclass_keeps_dates_and_decimals_over_an_epoch() -> None:
     assert runner.state("Keeps", "a") == Open({day: decimal.Decimal("3.5")}, (moment, uuid.UUID(int=7)), decimal.Decimal("1.10"))
 
 
-def test_rows_of_an_open_dataclass_from_before_extension_types_still_open() -> None:
-    old = msgspec.msgpack.encode(Open({"a": 1}, [1], decimal.Decimal("2.5")))
-    assert codec.msgpack.decoder(Open)(old) == Open({"a": 1}, [1], decimal.Decimal("2.5"))
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

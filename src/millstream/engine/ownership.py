@@ -88,17 +88,14 @@ class Ownership:
         return None
 
     def nothing_to_do(self, epoch: int | None, ranges: Reading, latest: Manifest | None) -> bool:
-        """Whether there is nothing to do for a batch: it was committed so long ago that nobody keeps its manifest, or its number was taken by a drain
-        (whose epochs were once numbered like batches). Input behind a drain is refused. A batch that has a manifest of its own is published again."""
-        if latest is None or latest.ended is None or (epoch is not None and epoch < latest.ended):
-            return epoch is None
-        own = epoch is not None and (epoch > latest.epoch or (self.log.exists(epoch) and self.log.read(epoch).batch == ranges.batch))
-        if ranges.may_have_rows and (not own or (epoch is not None and epoch > latest.epoch)):
+        """Whether there is nothing to do for a batch: it was committed so long ago that nobody keeps its manifest. Input behind a drain is refused. A batch
+        that has a manifest of its own is published again."""
+        if latest is not None and latest.ended is not None and epoch is not None and epoch > latest.epoch and ranges.may_have_rows:
             raise CheckpointError(
                 f"{self._url} was drained (from epoch {latest.ended} on): its event time has ended for good, and there is new input. "
                 f"Use a new checkpoint. If more input may follow, run that one with drain=False (--no-drain on the command line) from the start."
             )
-        return not own
+        return epoch is None
 
     def committed(self, epoch: int, ranges: Reading, latest: Manifest | None) -> Manifest | None:
         """The manifest of an epoch, if it is committed."""

@@ -32,7 +32,7 @@ from millstream.core.mapstate import MapState
 from millstream.errors import DefinitionError
 from millstream.state import extensions
 
-__all__ = ["Codec", "msgpack", "named", "pickle"]
+__all__ = ["Codec", "msgpack", "pickle"]
 
 _SCALARS = frozenset((int, str, float, bool, type(None), bytes))
 
@@ -204,11 +204,7 @@ def _decode_builtin(type: Any, data: bytes) -> Any:
 
 
 def _decode_open(type: Any, data: bytes) -> Any:
-    found = _decode_any(data)
-    try:
-        return msgspec.convert(found, type, builtin_types=extensions.KEPT, dec_hook=_dec_hook)
-    except msgspec.ValidationError:
-        return msgspec.convert(found, type, dec_hook=_dec_hook)  # written before there were extension types
+    return msgspec.convert(_decode_any(data), type, builtin_types=extensions.KEPT, dec_hook=_dec_hook)
 
 
 class Pickle:
@@ -225,11 +221,6 @@ class Pickle:
 
 msgpack = Msgpack()
 pickle = Pickle()
-
-
-def named(name: str) -> Codec | None:
-    """One of the built-in codecs, or None for a user's own."""
-    return next((codec for codec in (msgpack, pickle) if codec.name == name), None)
 
 
 def difference(one: Any, other: Any, path: str = "state") -> str | None:

@@ -71,10 +71,9 @@ class Reader:
         for entry, raw in self.scan(computation, ROW + start, after(ROW) if stop is None else ROW + stop, reverse=reverse):
             yield entry[len(ROW) :], decode_row(raw)
 
-    def prefix(self, computation: str, beginning: str | bytes, reverse: bool = False) -> Iterator[tuple[bytes, Row]]:
+    def prefix(self, computation: str, start: bytes) -> Iterator[tuple[bytes, Row]]:
         """The rows whose keys begin with a text."""
-        start = beginning.encode() if isinstance(beginning, str) else beginning
-        return self.rows(computation, start, after(start) if start else None, reverse)
+        return self.rows(computation, start, after(start) if start else None)
 
     def maps(self, computation: str, key: Any, field: str | None = None, reverse: bool = False) -> Iterator[tuple[str, Any, bytes]]:
         """The entries of a key's MapStates, or of one field's: field, sub-key, and the value as bytes, in order."""
