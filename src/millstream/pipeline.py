@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.core import dedup as rules_of_ids
 from millstream.core.codec import Codec
@@ -62,13 +62,12 @@ class Stream:
         return f"Stream({self.name!r})"
 
 
-class Via:
+class Via(NamedTuple):
     """A stream's way into one computation, where it differs from what the producer says."""
 
-    def __init__(self, stream: Stream, production: str, slow_after: int | None) -> None:
-        self.stream = stream
-        self.production = production
-        self.slow_after = slow_after
+    stream: Stream
+    production: str
+    slow_after: int | None
 
 
 class Pipeline:
@@ -183,7 +182,10 @@ class Pipeline:
             produces=outputs,
             codec=codec,
             renamed_from=renamed_from,
-            production=self._productions(name, outputs, production),
+            production={
+                stream: _production(kind, f"computation {name!r}")
+                for stream, kind in _by_stream(name, "production", production, outputs, "produce").items()
+            },
             slow_after=duration(slow_after),
             dead_letters=dead_letters(name) if on_error == DEAD_LETTER else None,
         )
@@ -221,39 +223,19 @@ class Pipeline:
         streams = [self._stream_name(i.stream if isinstance(i, Via) else i, f"computation {name!r}") for i in inputs]
         if len(set(streams)) < len(streams):
             raise DefinitionError(f"computation {name!r} reads a stream twice: {streams}")
-        unknown = sorted(set(key) - set(streams)) if isinstance(key, Mapping) else []
-        if unknown:
-            raise DefinitionError(f"computation {name!r}: key= names the streams {unknown}, which it does not read")
-        lates = self._lates(name, streams, late)
+        keys, lates = _by_stream(name, "key", key, streams, "read"), _by_stream(name, "late", late, streams, "read")
         found = tuple(
             Input(
                 stream=stream,
-                key=as_key(key.get(stream) if isinstance(key, Mapping) else key),
+                key=as_key(keys.get(stream)),
                 production=via.production if via else None,
                 slow_after=via.slow_after if via else None,
-                late=lates[stream],
+                late=lates.get(stream, HOOK),
             )
             for stream, via in zip(streams, ways, strict=True)
         )
         check_keys(f"key of computation {name!r}", found, self._injectors)
         return found
-
-    def _lates(self, name: str, streams: Sequence[str], late: str | Mapping[str, str] | None) -> dict[str, str]:
-        if isinstance(late, Mapping):
-            unknown = sorted(set(late) - set(streams))
-            if unknown:
-                raise DefinitionError(f"computation {name!r}: late= names the streams {unknown}, which it does not read")
-        return {s: (late.get(s, HOOK) if isinstance(late, Mapping) else late or HOOK) for s in streams}
-
-    def _productions(self, name: str, outputs: Sequence[str], production: str | Mapping[str, str] | None) -> dict[str, str]:
-        if production is None:
-            return {}
-        if not isinstance(production, Mapping):
-            return dict.fromkeys(outputs, _production(production, f"computation {name!r}"))
-        unknown = sorted(set(production) - set(outputs))
-        if unknown:
-            raise DefinitionError(f"computation {name!r}: production= names the streams {unknown}, which it does not produce")
-        return {stream: _production(kind, f"computation {name!r}") for stream, kind in production.items()}
 
     def dead_letters(self, computation: str) -> Stream:
         """The stream of what made a computation's hooks raise. Its values are dicts: stream, value, timestamp, id, computation, error, traceback."""
@@ -275,8 +257,6 @@ class Pipeline:
 
     def emit(self, stream: Stream | str, sink: Sink, *, ids: bool = False) -> None:
         """Sends a stream to a sink. A stream may go to several sinks. ids: rows carry `id`, the same on every retry, for whoever deduplicates downstream."""
-        if not isinstance(sink, Sink):
-            raise DefinitionError(f"emit(...): {type(sink).__name__} is no sink. Use one of ms.sinks.")
         name = self._stream_name(stream, "emit")
         self._emit_as(name, name, sink, ids)
 
@@ -475,6 +455,16 @@ class Pipeline:
 def dead_letters(computation: str) -> str:
     """The name of a computation's stream of dead letters."""
     return f"{computation}.dead-letters"
+
+
+def _by_stream(computation: str, option: str, given: Any, streams: Sequence[str], does: str) -> dict[str, Any]:
+    """An option that is one for all streams of a computation, or a dict that gives each its own."""
+    if not isinstance(given, Mapping):
+        return {} if given is None else dict.fromkeys(streams, given)
+    unknown = sorted(set(given) - set(streams))
+    if unknown:
+        raise DefinitionError(f"computation {computation!r}: {option}= names the streams {unknown}, which it does not {does}")
+    return dict(given)
 
 
 def _production(kind: str, who: str) -> str:
