@@ -1,7 +1,7 @@
 """Pinned epochs: the newest epochs of a checkpoint, each whole, for as long as it may be asked for.
 
 Rules
-1. A pinned epoch is one manifest over all keys, shards and computations. It is made of LMDB read transactions (`Replica.held`), one per shard, so it stays
+1. A pinned epoch is one manifest over all keys, shards and computations. It is made of LMDB read transactions (`StateCache.hold`), one per shard, so it stays
    what it is while newer epochs are applied, and whatever the pipeline folds and collects meanwhile.
 2. A shard that an epoch has not changed shares the transaction of the epoch before: idle shards cost nothing.
 3. The last `KEEP` epochs are pinned. All but the newest go after `MAX_AGE` seconds at the latest: what is pinned keeps LMDB from using pages again.
@@ -212,8 +212,8 @@ class PinnedEpochs:
     def _hold(self, storage: Storage, own: ShardName, chain: Sequence[SegmentRef], manifest: Manifest) -> Held:
         assert self._root is not None, "open comes first"
         self._opened.add(own)
-        replica = open_state_cache(self._root, *own, _MAP_SIZE)
-        held = replica.hold(storage, chain, manifest)
+        cache = open_state_cache(self._root, *own, _MAP_SIZE)
+        held = cache.hold(storage, chain, manifest)
         if held is None:  # it is of a history that went further than this one
             shutil.rmtree(replica.folder, ignore_errors=True)
             held = open_state_cache(self._root, *own, _MAP_SIZE).hold(storage, chain, manifest)

@@ -4,7 +4,7 @@ Rules
 1. Only what is watched is read. The buffer is bounded in bytes over all computations; the oldest change set goes first, the newest never.
 2. A change set says what the epochs first to last changed, merged: the rows (entries of kind R), and which rows have other entries in their MapStates.
    It follows `after`: applied to the state as of that epoch, or of any later one up to `last`, it gives that of `last`.
-3. What the buffer lacks the log may still have: the segments of a manifest that reach past an epoch. One that was folded says more than was asked,
+3. What the buffer lacks the log may still have: the segments of a manifest that reach past an epoch. One that was compacted says more than was asked,
    which ends in the same rows. Only where a base (from which deletions are gone) reaches past it nothing can be said, and a watcher begins anew.
 4. A computation is known by its lineage, so one that is renamed goes on, and one that takes the name of another does not.
 """

@@ -3,7 +3,7 @@
 Rules
 1. First a snapshot, unless the watcher says which epoch it knows (`after`). Then per epoch the rows that it changed, and a mark with the epoch and the
    computation's low watermark. A row that is gone has version 0; any other has the epoch's number (and 1 in epoch 0).
-2. A watcher that applies a snapshot and what follows has at each mark exactly the rows of that epoch. Epochs that were merged (folded, or passed without a
+2. A watcher that applies a snapshot and what follows has at each mark exactly the rows of that epoch. Epochs that were merged (compacted, or passed without a
    watcher) come as one, with the first of them.
 3. A watcher takes what it is sent at its own pace, out of one buffer for all (`history.py`). One whose next epoch has left the buffer meanwhile is too
    slow: the stream ends with `Stale`, which names the epoch to go on after.
