@@ -215,10 +215,10 @@ class PinnedEpochs:
         cache = open_state_cache(self._root, *own, _MAP_SIZE)
         held = cache.hold(storage, chain, manifest)
         if held is None:  # it is of a history that went further than this one
-            shutil.rmtree(replica.folder, ignore_errors=True)
+            shutil.rmtree(cache.folder, ignore_errors=True)
             held = open_state_cache(self._root, *own, _MAP_SIZE).hold(storage, chain, manifest)
         if held is None:
-            who = f"the copy of {own[0]}, shard {own[1]}, in {replica.folder}"
+            who = f"the copy of {own[0]}, shard {own[1]}, in {cache.folder}"
             raise StorageError(f"{who} cannot grow past {_MAP_SIZE >> 30} GB. Use more shards: a new checkpoint.")
         return held
 
