@@ -29,8 +29,8 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @contextlib.asynccontextmanager
 async def asked(address: str, name: str, table: str) -> AsyncIterator[Any]:
-    """A call whose replies are read by nobody but the test. A small window, so that the node cannot send all of it."""
-    options = [("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.max_receive_message_length", 16 << 20)]
+    """A call whose replies are read by nobody but the test. A small window that does not grow by itself, so that the node cannot send all of it."""
+    options = [("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", 16 << 20)]
     takes, gives = CALLS[name]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         make = channel.unary_stream(f"/{DATA_SERVICE}/{name}", takes.SerializeToString, gives.FromString)
@@ -97,7 +97,9 @@ def test_pages_of_lmdb_are_used_again_once_a_watcher_that_does_not_read_is_ended
                     await client.put_many({f"k{n:05d}": bytes([65 + round]) * 100_000 for n in range(200)})
                 return size() - before
 
-            assert await grown() < 60 << 20  # room for two rounds; six were written
+            assert (
+                await grown() < 85 << 20
+            )  # room for four rounds, because the first may find pages still pinned; six were written, of 20 MB each
 
     monkeypatch.setattr(limits, "PINNED", 0.5)
     run(main)
