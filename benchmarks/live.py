@@ -32,9 +32,9 @@ import grpc.aio
 from millstream.core.keys import shard_of
 from millstream.core.keyspace import ROW, Row, encode_row
 from millstream.service.blocking import ServerThread
+from millstream.service.live.backend import LiveServer
 from millstream.service.live.epochs import PinnedEpochs
 from millstream.service.live.history import ChangeHistory
-from millstream.service.live.process import LiveServer
 from millstream.service.live.tailer import ManifestTailer
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.compaction import unit_name

@@ -264,6 +264,6 @@ def _tasks(slots: list[int]) -> str:
 def _serving(run: Run, address: str) -> ServerThread:
     """Serves what a run commits, or says why not before anything is run. The variable MILLSTREAM_COOKIE is the secret that clients must know."""
     from millstream.service.blocking import ServerThread
-    from millstream.service.live.process import LiveServer
+    from millstream.service.live.backend import LiveServer
 
     return ServerThread(LiveServer(run.epochs.storage, address, cookie=os.environ.get("MILLSTREAM_COOKIE", "")))

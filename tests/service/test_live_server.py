@@ -22,7 +22,7 @@ import taskkit as kit
 from millstream.core.keyspace import decode_row
 from millstream.errors import DefinitionError, NetworkError
 from millstream.service.blocking import ServerThread
-from millstream.service.live.process import LiveServer
+from millstream.service.live.backend import LiveServer
 from millstream.service.proto import service_pb2 as pb
 
 
@@ -103,7 +103,7 @@ def test_in_a_thread_it_listens_or_says_why_not(tmp_path):
 SERVE = """
 import sys, threading
 from millstream.service.blocking import ServerThread
-from millstream.service.live.process import LiveServer
+from millstream.service.live.backend import LiveServer
 print(ServerThread(LiveServer(sys.argv[1], "127.0.0.1:0")).address, flush=True)
 threading.Event().wait()
 """
@@ -184,7 +184,7 @@ def test_a_run_serves_its_state_itself(spark, tmp_path):
 def test_a_client_scans_epochs_and_is_told_why_an_event_time_did_not_come(tmp_path) -> None:
     from millstream.errors import Stale
     from millstream.service.client import AsyncClient
-    from millstream.service.live.process import LiveServer
+    from millstream.service.live.backend import LiveServer
     from millstream.state.manifest_log import ManifestLog
     from millstream.state.storage import open_storage
 

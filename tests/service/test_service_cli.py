@@ -19,7 +19,7 @@ from millstream.cli import main
 from millstream.errors import StorageError
 from millstream.service import Client, Table, functions
 from millstream.service.blocking import ServerThread
-from millstream.service.live.process import LiveServer
+from millstream.service.live.backend import LiveServer
 from millstream.state.memory_storage import MemoryStorage
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -117,7 +117,7 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
 
 async def _serve_checkpoint(args: argparse.Namespace) -> int:
     from millstream.service import limits
-    from millstream.service.live.process import LiveServer
+    from millstream.service.live.backend import LiveServer
 
     options = dict(args.storage_option) or None
     limited = limits.off(limits.DATA) if args.limits == "off" else limits.DATA

@@ -5,8 +5,7 @@
     history      what each epoch changed, for watchers
     watch        one watcher: a snapshot, changes, marks
     row_formats  what can be read of an epoch: rows, timers, holds, MapStates; as bytes or JSON
-    backend      the data plane's calls: levels, positions, reads
-    process      the gRPC server over it: a process, or a thread beside a run
+    backend      the data plane's calls (levels, positions, reads), and the gRPC server over them
 
 Read them in this order. It must not know how the tables of a node are kept.
 """

@@ -1,4 +1,4 @@
-"""The live state of a pipeline behind the data plane: over one checkpoint.
+"""The live state of a pipeline behind the data plane, over one checkpoint; and its server, in a process of its own or in a thread beside a run.
 
 Rules
 1. A table is a computation: its name, or `pipeline/computation`. Live state is read only.
@@ -10,6 +10,8 @@ Rules
    old is `Stale`. AS_OF takes a pinned epoch, or says which there are.
 5. `complete_to` waits until the computation's low watermark is there, and never answers early. The caller sets the deadline.
 6. The newest good epoch is served while the checkpoint is away or damaged; only who must be sure is told.
+7. A server listens at once, whether or not there is a checkpoint yet. Health says NOT_SERVING for the whole until the first epoch is pinned, and SERVING for
+   each table that there is. Beside a run it has a thread and an event loop of its own (`ServerThread`), and touches nothing of the run's but its storage.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from millstream.errors import MillstreamError, NotReady, RefusedRequest, Stale, TooLarge
-from millstream.service.limits import LARGEST, columns, pages, while_pinned
+from millstream.network import Tls
+from millstream.service.grpc_servers import DataPlane
+from millstream.service.limits import DATA, LARGEST, Limits, columns, pages, while_pinned
 from millstream.service.live import row_formats
 from millstream.service.live.epochs import KEEP, PATIENCE, PinnedEpoch, PinnedEpochs
 from millstream.service.live.history import LIMIT, ChangeHistory
@@ -227,3 +231,53 @@ class LiveBackend:
         newest = self.epochs.newest
         at = pb.Position() if newest is None else pb.Position(lsn=newest.epoch, epoch=newest.epoch)
         return pb.ScanReply(at=at, keys=keys, values=values)
+
+
+class LiveServer:
+    """Serves the live state of a checkpoint. `address` is where it listens, once it is started."""
+
+    def __init__(
+        self,
+        checkpoint: str | os.PathLike[str] | Storage,
+        address: str = "127.0.0.1:0",
+        *,
+        storage_options: dict[str, Any] | None = None,
+        cache_folder: str | os.PathLike[str] | None = None,
+        tls: Tls | None = None,
+        cookie: str = "",
+        limits: Limits = DATA,
+        force: bool = False,
+    ) -> None:
+        self.live = LiveBackend(checkpoint, storage_options=storage_options, cache_folder=cache_folder)
+        self._plane = DataPlane(self.live, address, tls=tls, cookie=cookie, limits=limits, force=force)
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        return self._plane.address
+
+    async def start(self) -> None:
+        await self._plane.start()
+        self.live.address = self._plane.address
+        await self._plane.say_health("", False)
+        await self.live.start()
+        self._telling = asyncio.ensure_future(self._tell_health())
+
+    async def stop(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._telling
+        await self._plane.stop()
+        await self.live.close()
+
+    async def _tell_health(self) -> None:
+        told: set[str] = set()
+        while True:
+            tables = set(self.live.tables())
+            if self.live.epochs.newest is not None:
+                tables.add("")
+            for name in tables ^ told:
+                await self._plane.say_health(name, name in tables)
+            told = tables
+            await self.live.tailer_thread.changed()
