@@ -168,7 +168,6 @@ def compare(found: AsOf, model: dict[bytes, bytes], start: bytes, stop: bytes) -
     for low, high in [(start, stop), (b"1", b"3"), (b"17", b"171"), (b"", None), (b"9", b"1")]:
         expected = [(k, v) for k, v in sorted(rows.items()) if low <= k and (high is None or k < high)]
         assert list(found.rows("C", low, high)) == expected
-        assert list(found.rows("C", low, high, reverse=True)) == expected[::-1]
     for beginning in ("", "2", "39", "x"):
         assert [k for k, _ in found.prefix("C", beginning.encode())] == [k for k in sorted(rows) if k.startswith(beginning.encode())]
 
@@ -190,9 +189,10 @@ def test_maps_timers_and_holds_of_a_key(monkeypatch):
     world.commit(delta, lambda k: k[1:] if k[:1] == ROW else k[5 : 5 + int.from_bytes(k[1:5], "big")])
     found = CommittedState(world.log).newest()
     for name in ("k", "kk", "k\0"):
-        assert list(found.maps("C", name, "pages")) == [("pages", sub, f"{name}pages{sub}".encode()) for sub in (-1, 3, 20, "x")]
+        assert [one for one in found.maps("C", name) if one[0]] == [
+            ("pages", sub, f"{name}pages{sub}".encode()) for sub in (-1, 3, 20, "x")
+        ]
         assert [(field, sub) for field, sub, _ in found.maps("C", name)] == [(f, s) for f in ("", "pages") for s in (-1, 3, 20, "x")]
-        assert [sub for _, sub, _ in found.maps("C", name, "", reverse=True)] == ["x", 20, 3, -1]
         assert timers_of(found.get("C", name)) == [Timer(5, "a", LOW_WATERMARK), Timer(9, "b", LOW_WATERMARK, 3), Timer(7, "", WALL_CLOCK)]
         assert hold_of(found.get("C", name)) == 1
     assert found.get("C", "none") is None
@@ -282,7 +282,6 @@ def test_one_key_does_not_cost_the_segment():
     assert cost(world, lambda found: found.get("C", "00012345x")) < (15, 3)
     assert cost(world, lambda found: found.get("C", "99999999")) < (1, 2)  # behind the last key: the index says so
     assert cost(world, lambda found: list(found.prefix("C", b"0001234"))) < (15, 3)
-    assert cost(world, lambda found: next(found.rows("C", reverse=True))) < (15, 3)
     assert cost(world, lambda found: list(found.rows("C")))[0] >= 100
 
 

@@ -85,12 +85,11 @@ class Segments:
         at = bisect_left(keys, key)
         return values[at] if at < len(keys) and keys[at] == key else _ABSENT
 
-    def scan(self, ref: SegmentRef, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[Entry]:
+    def scan(self, ref: SegmentRef, start: bytes, stop: bytes) -> Iterator[Entry]:
         """The entries of a segment with start <= key < stop, in order, deletions too."""
-        for keys, values in self._blocks(ref, start, stop, reverse):
+        for keys, values in self._blocks(ref, start, stop):
             low, high = bisect_left(keys, start), bisect_left(keys, stop)
-            for at in range(high - 1, low - 1, -1) if reverse else range(low, high):
-                yield keys[at], values[at]
+            yield from zip(keys[low:high], values[low:high], strict=True)
 
     def _shape(self, ref: SegmentRef) -> Index | list[Block]:
         """A segment's index; all its blocks if it has none."""
@@ -110,24 +109,20 @@ class Segments:
 
         return self.kept.get((ref.name, ref.offset, number), load)
 
-    def _blocks(self, ref: SegmentRef, start: bytes, stop: bytes, reverse: bool) -> Iterator[Block]:
+    def _blocks(self, ref: SegmentRef, start: bytes, stop: bytes) -> Iterator[Block]:
         shape = self._shape(ref)
         if not isinstance(shape, Index):
-            yield from reversed(shape) if reverse else shape
+            yield from shape
             return
         low, high = max(0, bisect_right(shape.firsts, start) - 1), bisect_left(shape.firsts, stop)
         if low >= high or start > shape.last:
             return
-        yield self._block(ref, shape, high - 1 if reverse else low)
-        if reverse:
-            for number in range(high - 2, low - 1, -1):
-                yield from read_some(self._storage, ref, shape, number, number + 1)
-        else:
-            yield from read_some(self._storage, ref, shape, low + 1, high)
+        yield self._block(ref, shape, low)
+        yield from read_some(self._storage, ref, shape, low + 1, high)
 
 
 class Chain:
-    """The entries of a chain of segments. Implements the core's Store."""
+    """The entries of a chain of segments."""
 
     def __init__(self, segments: Segments, chain: Sequence[SegmentRef]) -> None:
         self._segments = segments
@@ -141,18 +136,18 @@ class Chain:
                 return value
         return None
 
-    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        for key, value in newest([self._scan_run(run, start, stop, reverse) for run in self._runs], reverse):
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in newest([self._scan_run(run, start, stop) for run in self._runs]):
             if value is not None:
                 yield key, value
 
-    def _scan_run(self, run: Sequence[SegmentRef], start: bytes, stop: bytes, reverse: bool) -> Iterator[Entry]:
+    def _scan_run(self, run: Sequence[SegmentRef], start: bytes, stop: bytes) -> Iterator[Entry]:
         if start >= stop:
             return
         low = max(0, self._last_before(run, start))
         high = bisect_left(run, stop, low, key=self._segments.first)
-        for at in range(high - 1, low - 1, -1) if reverse else range(low, high):
-            yield from self._segments.scan(run[at], start, stop, reverse)
+        for ref in run[low:high]:
+            yield from self._segments.scan(ref, start, stop)
 
     def _last_before(self, run: Sequence[SegmentRef], key: bytes) -> int:
         """The last piece of a run that does not begin behind a key; -1 if there is none."""

@@ -33,9 +33,7 @@ class Reader:
         """The value of one entry of a shard."""
         raise NotImplementedError
 
-    def scan(
-        self, computation: str, start: bytes, stop: bytes, *, reverse: bool = False, shard: int | None = None
-    ) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, computation: str, start: bytes, stop: bytes, *, shard: int | None = None) -> Iterator[tuple[bytes, bytes]]:
         """The entries with start <= key < stop in order, of one shard or of all."""
         raise NotImplementedError
 
@@ -66,23 +64,22 @@ class Reader:
         raw = self.entry(computation, self.shard_of(computation, row_key), ROW + row_key)
         return None if raw is None else decode_row(raw)
 
-    def rows(self, computation: str, start: bytes = b"", stop: bytes | None = None, reverse: bool = False) -> Iterator[tuple[bytes, Row]]:
+    def rows(self, computation: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, Row]]:
         """The rows with start <= row key < stop, in the order of their keys' bytes. A string's are its UTF-8; see core/keys.py for the others."""
-        for entry, raw in self.scan(computation, ROW + start, after(ROW) if stop is None else ROW + stop, reverse=reverse):
+        for entry, raw in self.scan(computation, ROW + start, after(ROW) if stop is None else ROW + stop):
             yield entry[len(ROW) :], decode_row(raw)
 
     def prefix(self, computation: str, start: bytes) -> Iterator[tuple[bytes, Row]]:
         """The rows whose keys begin with a text."""
         return self.rows(computation, start, after(start) if start else None)
 
-    def maps(self, computation: str, key: Any, field: str | None = None, reverse: bool = False) -> Iterator[tuple[str, Any, bytes]]:
-        """The entries of a key's MapStates, or of one field's: field, sub-key, and the value as bytes, in order."""
+    def maps(self, computation: str, key: Any) -> Iterator[tuple[str, Any, bytes]]:
+        """The entries of a key's MapStates: field, sub-key, and the value as bytes, in order."""
         row_key = key_bytes(key)
-        prefix = maps_prefix(row_key)
-        start = prefix if field is None else sub_prefix(row_key, field)
+        start = maps_prefix(row_key)
         shard = self.shard_of(computation, row_key)
-        for entry, raw in self.scan(computation, start, after(start), reverse=reverse, shard=shard):
-            name, _, sub_key = entry[len(prefix) :].partition(b"\0")
+        for entry, raw in self.scan(computation, start, after(start), shard=shard):
+            name, _, sub_key = entry[len(start) :].partition(b"\0")
             yield name.decode(), subkeys.decode(sub_key), raw
 
     def close(self) -> None:

@@ -53,13 +53,11 @@ class AsOf(Reader):
             self._explain(error)
             raise
 
-    def scan(
-        self, computation: str, start: bytes, stop: bytes, *, reverse: bool = False, shard: int | None = None
-    ) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, computation: str, start: bytes, stop: bytes, *, shard: int | None = None) -> Iterator[tuple[bytes, bytes]]:
         shards: Sequence[int] = range(len(self.computation(computation).shards)) if shard is None else [shard]
         try:
-            found = [self._store(computation, one).scan(start, stop, reverse) for one in shards]
-            yield from heapq.merge(*found, key=itemgetter(0), reverse=reverse) if len(found) != 1 else found[0]
+            found = [self._store(computation, one).scan(start, stop) for one in shards]
+            yield from heapq.merge(*found, key=itemgetter(0)) if len(found) != 1 else found[0]
         except DamageError as error:
             self._explain(error)
             raise

@@ -197,15 +197,15 @@ def merge(storage: Storage, chain: Sequence[SegmentRef], drop_deleted: bool) -> 
     return (entry for entry in found if entry[1] is not None) if drop_deleted else found
 
 
-def newest(sources: Sequence[Iterable[Entry]], reverse: bool = False) -> Iterator[Entry]:
+def newest(sources: Sequence[Iterable[Entry]]) -> Iterator[Entry]:
     """Sorted sources, the oldest first, as one: of each key the entry of the newest source that has it."""
 
     def tagged(age: int, source: Iterable[Entry]) -> Iterator[tuple[bytes, int, bytes | None]]:
         return ((key, age, value) for key, value in source)
 
     previous: bytes | None = None
-    ages = [tagged(age if reverse else -age, source) for age, source in enumerate(sources)]
-    for key, _, value in heapq.merge(*ages, key=itemgetter(0, 1), reverse=reverse):
+    ages = [tagged(-age, source) for age, source in enumerate(sources)]
+    for key, _, value in heapq.merge(*ages, key=itemgetter(0, 1)):
         if key != previous:
             previous = key
             yield key, value

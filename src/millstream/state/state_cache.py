@@ -208,7 +208,7 @@ class StateCache:
 
 
 class Held:
-    """A view that threads may share: one reads at a time, a portion of a scan at once. Implements the core's Store."""
+    """A view that threads may share: one reads at a time, a portion of a scan at once."""
 
     def __init__(self, view: StateCacheView, let_go: Callable[[], None]) -> None:
         self._view = view
@@ -220,17 +220,14 @@ class Held:
         with self._lock:
             return self._view.get(key)
 
-    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         while True:
             with self._lock:
-                part = list(islice(self._view.scan(start, stop, reverse), _CHUNK))
+                part = list(islice(self._view.scan(start, stop), _CHUNK))
             yield from part
             if len(part) < _CHUNK:
                 return
-            if reverse:
-                stop = part[-1][0]
-            else:
-                start = part[-1][0] + b"\0"
+            start = part[-1][0] + b"\0"
 
     def close(self) -> None:
         """Ends the transaction. Who forgets it holds the epoch until this object is gone."""

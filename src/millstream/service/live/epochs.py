@@ -67,12 +67,10 @@ class PinnedEpoch(Reader):
         held = self._stores.get((computation, shard))
         return None if held is None else held.get(key)
 
-    def scan(
-        self, computation: str, start: bytes, stop: bytes, *, reverse: bool = False, shard: int | None = None
-    ) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, computation: str, start: bytes, stop: bytes, *, shard: int | None = None) -> Iterator[tuple[bytes, bytes]]:
         shards: Sequence[int] = range(len(self.computation(computation).shards)) if shard is None else [shard]
-        found = [held.scan(start, stop, reverse) for one in shards if (held := self._stores.get((computation, one))) is not None]
-        return heapq.merge(*found, key=itemgetter(0), reverse=reverse) if len(found) != 1 else found[0]
+        found = [held.scan(start, stop) for one in shards if (held := self._stores.get((computation, one))) is not None]
+        return heapq.merge(*found, key=itemgetter(0)) if len(found) != 1 else found[0]
 
     def close(self) -> None:
         self._given_back(self)
