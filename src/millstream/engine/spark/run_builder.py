@@ -118,23 +118,6 @@ def ready_sinks(topology: Topology) -> None:
         emission.sink.resolve(arrow_schema)
 
 
-def check_tasks(resident: bool, tasks: int | None) -> None:
-    """tasks= is a number, and for resident runs."""
-    if tasks is not None and not resident:
-        raise DefinitionError("run(tasks=...) is for resident runs: say resident=True, too")
-    if tasks is not None and (isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1):
-        raise DefinitionError(f"run(tasks={tasks!r}): give a whole number, at least 1")
-
-
-def check_planned(foreign: Mapping[str, str]) -> None:
-    """A resident run reads without Spark."""
-    for name, why in foreign.items():
-        raise DefinitionError(
-            f"injected stream {name!r}: {why}. A resident run reads its sources itself: run without resident=True, or give one of ms.sources "
-            f"(a Python data source: ms.sources.data_source)."
-        )
-
-
 def _readers(topology: Topology) -> dict[str, PlannedSource]:
     found: dict[str, PlannedSource] = {}
     try:

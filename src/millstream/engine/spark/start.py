@@ -60,14 +60,20 @@ def start(
     topology = program.topology
     if shards is not None:
         check_shards(shards)
-    run_builder.check_tasks(resident, tasks)
+    if tasks is not None and not resident:
+        raise DefinitionError("run(tasks=...) is for resident runs: say resident=True, too")
+    if tasks is not None and (isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1):
+        raise DefinitionError(f"run(tasks={tasks!r}): give a whole number, at least 1")
     millis = None if available_now else duration(trigger) if trigger is not None else 0 if resident else _TRIGGER
     storage = open_storage(checkpoint, storage_options)
     _check_pickles(program)
     check(Compiled(program))
     foreign = {name: why for name, injector in topology.injectors.items() if (why := injector.source.unplanned()) is not None}
-    if resident:
-        run_builder.check_planned(foreign)
+    for name, why in foreign.items() if resident else ():
+        raise DefinitionError(
+            f"injected stream {name!r}: {why}. A resident run reads its sources itself: run without resident=True, or give one of ms.sources "
+            f"(a Python data source: ms.sources.data_source)."
+        )
     for emission in topology.emissions:
         emission.sink.by_default(run_builder.ROLL if resident else 0)  # the same pipeline may have been run in the other mode before
     log = ManifestLog(storage)
