@@ -1,7 +1,7 @@
 """Millstream: MillWheel's model of stream processing on Spark, from Python."""
 
 from millstream import connector, errors, service, sinks, sources, testing, views
-from millstream.core import watermarks
+from millstream.core import watermark as watermarks
 from millstream.core.computation import Computation
 from millstream.core.dedup import dedup
 from millstream.core.mapstate import MapState

@@ -78,9 +78,7 @@ def propagate(
         overdue = was.next_low if was.next_low is not None and was.next_low <= (low if was.crowded else was.low) else None
         output = _oldest(low, was.held, overdue)
         assert output is not None
-        result[spec.name] = Standing(
-            low=low, output=max(output, was.output), held=was.held, next_low=was.next_low, pending=was.pending, crowded=was.crowded
-        )
+        result[spec.name] = msgspec.structs.replace(was, low=low, output=max(output, was.output))
     return result
 
 

@@ -145,14 +145,6 @@ class Computation:
         """
         self._visit.produce(value, key=key, timestamp=timestamp, stream=stream, id=id, late=late)
 
-    def _is_plain(self) -> bool:
-        """Whether `produce` is the one above, so that the step may bind the visit's in its place."""
-        return type(self).produce is Computation.produce
-
-    def _finishes(self) -> bool:
-        """Whether `finish_key` is another than the one above, so that it has to be called."""
-        return type(self).finish_key is not Computation.finish_key
-
     @property
     def cause(self) -> Record | Timer:
         """The record or timer that the hook at hand was called for. In `finish_key` and `finish_epoch`, a Timer whose kind is "finish" or "epoch"."""

@@ -28,8 +28,6 @@ import msgspec
 
 
 class Guards(msgspec.Struct, frozen=True):
-    """Which guards are on."""
-
     order: bool = True
     exclusive: bool = True
     tokens: bool = True

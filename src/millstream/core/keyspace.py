@@ -39,8 +39,7 @@ STATE_HOLD = ("", 0, "")
 class Store(Protocol):
     """The committed entries of a shard, as the step reads them."""
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value of an entry, or None."""
+    def get(self, key: bytes) -> bytes | None: ...
 
     def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Entries with start <= key < stop, in order."""
@@ -71,11 +70,9 @@ class NoEntries:
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
         return iter(())
 
-    def stats(self) -> None:
-        """Nobody keeps them."""
+    def stats(self) -> None: ...
 
-    def close(self) -> None:
-        """Nothing to end."""
+    def close(self) -> None: ...
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
@@ -97,12 +94,10 @@ def timer_entry(kind: bytes, time: int, row_key: bytes) -> bytes:
 
 
 def timer_time(entry: bytes) -> int:
-    """The time in an index entry."""
     return int.from_bytes(entry[2:10], "big") - _BIAS
 
 
 def timer_row_key(entry: bytes) -> bytes:
-    """The row key in an index entry."""
     return entry[10:]
 
 

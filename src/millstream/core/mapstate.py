@@ -143,7 +143,6 @@ class MapState:
             self.delete(sub_key)
 
     def is_empty(self) -> bool:
-        """Whether no entry is left."""
         return next(iter(self), self) is self
 
     def take_over(self, store: Store, prefix: bytes, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:

@@ -35,7 +35,6 @@ class Batch:
         raise NotImplementedError
 
     def id(self, index: int) -> str:
-        """The id of the record at a position."""
         raise NotImplementedError
 
     def anew(self) -> Batch:

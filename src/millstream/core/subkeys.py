@@ -36,7 +36,6 @@ def encode(sub_key: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The sub-key that `encode` made these bytes of."""
     value, end = _decode(data, 0)
     if end != len(data):
         raise ValueError(f"not a sub-key: {data!r}")

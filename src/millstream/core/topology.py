@@ -49,8 +49,6 @@ DEAD_LETTER = "dead_letter"  # its record goes to a stream
 
 
 class Injector(msgspec.Struct, frozen=True):
-    """A source with a watermark."""
-
     name: str
     source: Any
     timestamp: Any
@@ -96,8 +94,6 @@ class RelationSpec(msgspec.Struct, frozen=True):
 
 
 class ComputationSpec(msgspec.Struct, frozen=True):
-    """A computation's place in the graph."""
-
     name: str
     factory: Callable[[], Computation]
     inputs: tuple[Input, ...]
@@ -116,7 +112,6 @@ class ComputationSpec(msgspec.Struct, frozen=True):
 
     @property
     def late_streams(self) -> dict[str, str]:
-        """By input: DROP, HOOK, or the stream of its late records."""
         return {i.stream: i.late for i in self.inputs}
 
     @property
@@ -161,8 +156,6 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Topology:
-    """A checked graph."""
-
     def __init__(self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec], emissions: Sequence[Emission]) -> None:
         self.injectors = {injector.name: injector for injector in injectors}
         self.emissions = tuple(emissions)
@@ -206,9 +199,7 @@ class Topology:
         }
 
     def _producers(self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec]) -> dict[str, ComputationSpec | Injector]:
-        producer: dict[str, ComputationSpec | Injector] = {}
-        for injector in injectors:
-            producer[injector.name] = injector
+        producer: dict[str, ComputationSpec | Injector] = {injector.name: injector for injector in injectors}
         for spec in computations:
             for stream in spec.streams:
                 if stream in producer:
@@ -276,14 +267,7 @@ class Topology:
             near = [i for i in spec.inputs if self.edges[i.stream, spec.name] != STRONG]
             producers = [self._producer[i.stream] for i in near]
             homes = {place[p.name] for p in producers if isinstance(p, ComputationSpec)}
-            joins = len(homes) == 1 and all(
-                i.key is None
-                and self.edges[i.stream, spec.name] == WEAK
-                and i.stream not in self.injectors
-                and not self._may_lack_key(i.stream)
-                for i in spec.inputs
-            )
-            if joins:
+            if len(homes) == 1 and all(i.key is None and self._takes_over_key(spec, i) for i in spec.inputs):
                 home = homes.pop()
             else:
                 level = 1 + max((level for level, _ in homes), default=-1)
@@ -302,10 +286,10 @@ class Topology:
             return WEAK
         return i.production or producer.production.get(i.stream) or WEAK
 
-    def _may_lack_key(self, stream: str) -> bool:
-        """Whether records of a stream may have another key than their producer's row: dead letters of rejected records do."""
-        producer = self._producer[stream]
-        return isinstance(producer, ComputationSpec) and producer.dead_letters == stream
+    def _takes_over_key(self, spec: ComputationSpec, i: Input) -> bool:
+        """Whether an input may run on its producer's keys. Dead letters of rejected records have another key than their producer's row."""
+        producer = self._producer[i.stream]
+        return isinstance(producer, ComputationSpec) and producer.dead_letters != i.stream and self.edges[i.stream, spec.name] == WEAK
 
     def takes_rejected(self, computation: str) -> bool:
         """Whether a computation sends records to a stream that no hook can be called with."""
@@ -324,9 +308,8 @@ class Topology:
 
     def _fused(self, computation: str, stream: str) -> bool:
         producer = self._producer[stream]
-        if self.edges[stream, computation] != WEAK:
-            return False
-        return isinstance(producer, ComputationSpec) and self.group_of[producer.name] is self.group_of[computation]
+        is_near = isinstance(producer, ComputationSpec) and self.edges[stream, computation] == WEAK
+        return is_near and self.group_of[producer.name] is self.group_of[computation]
 
     def _routes(self) -> tuple[Route, ...]:
         routes: list[Route] = []
@@ -334,17 +317,8 @@ class Topology:
             group = self.group_of[spec.name]
             for i in spec.inputs:
                 if not self._fused(spec.name, i.stream):
-                    routes.append(
-                        Route(
-                            index=len(routes),
-                            stream=i.stream,
-                            computation=spec.name,
-                            key=i.key,
-                            level=group.level,
-                            group=group.index,
-                            production=self.edges[i.stream, spec.name],
-                        )
-                    )
+                    edge = self.edges[i.stream, spec.name]
+                    routes.append(Route(len(routes), i.stream, spec.name, i.key, group.level, group.index, edge))
         return tuple(routes)
 
     def fused_inputs(self, computation: str) -> list[str]:
@@ -357,7 +331,6 @@ class Topology:
         return {spec.name: spec.derives for spec in self.computations if spec.derives is not None}
 
     def feeds(self, computation: str) -> list[str]:
-        """The streams that a computation reads."""
         return [i.stream for i in self.by_name[computation].inputs]
 
 

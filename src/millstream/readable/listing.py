@@ -112,17 +112,10 @@ def plain(value: Any) -> Any:
 
 
 def plain_listing(found: Listing) -> dict[str, Any]:
-    """A listing as JSON can say it."""
-    return {
-        "computation": found.computation,
-        "epoch": found.epoch,
-        "keys": found.keys,
-        "rows": [plain_view(row) for row in found.rows],
-    }
+    return {**msgspec.structs.asdict(found), "rows": [plain_view(row) for row in found.rows]}
 
 
 def plain_view(row: RowView) -> dict[str, Any]:
-    """A row as JSON can say it."""
     return {
         "key": plain(row.key),
         "shard": row.shard,
@@ -163,9 +156,7 @@ def _row(cut: Reader, computation: str, row_key: bytes, row: Row, entries: int, 
         maps[-1].entries += 1
         if len(maps[-1].first) < entries:
             maps[-1].first.append((sub_key, decode(raw)))
-    return RowView(
-        key=key, shard=cut.shard_of(computation, row_key), state=state, is_map=is_map, maps=maps, timers=timers_of(row), hold=hold_of(row)
-    )
+    return RowView(key, cut.shard_of(computation, row_key), state, is_map, maps, timers_of(row), hold_of(row))
 
 
 def decoder(codec: str, unpickle: bool) -> Callable[[bytes], Any]:

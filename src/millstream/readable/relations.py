@@ -213,36 +213,19 @@ def tabled(rows: Iterable[ShownRow], versions: bool = False) -> Any:
 
     from millstream.readable.columns import column
 
-    columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-    for row in rows:
-        for of, value in zip(columns, row, strict=True):
-            of.append(value)
-    names = ["key", "value", "version"][: 3 if versions else 2]
-    return pa.table(dict(zip(names, map(column, columns), strict=False)))
+    found = list(rows)
+    return pa.table({name: column([getattr(row, name) for row in found]) for name in ShownRow._fields if versions or name != "version"})
 
 
 def frame(spark: Any, checkpoint: str | os.PathLike[str], name: str, **options: Any) -> Any:
-    """What `read` gives, as a Spark DataFrame. options: as in `read`. The driver reads the rows and holds them: for views that fit into its memory.
-
-    >>> frame(None, "nowhere", "names")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    millstream.errors.CheckpointError: ...nowhere is not a checkpoint of Millstream: it has no identity.json.
-    """
-    rows = read(checkpoint, name, **options)
-    return spark.createDataFrame(rows)
+    """What `read` gives, as a Spark DataFrame. options: as in `read`. The driver reads the rows and holds them: for views that fit into its memory."""
+    return spark.createDataFrame(read(checkpoint, name, **options))
 
 
 def origins(
     checkpoint: str | os.PathLike[str], view: str, key: Any, *, epoch: int | None = None, storage_options: dict[str, Any] | None = None
 ) -> dict[Any, list[Any]]:
-    """Which documents make up a group of a view, and what each gives: lists of parts by the document's key.
-
-    >>> origins("nowhere", "names", "Sue")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    millstream.errors.CheckpointError: ...nowhere is not a checkpoint of Millstream: it has no identity.json.
-    """
+    """Which documents make up a group of a view, and what each gives: lists of parts by the document's key."""
     return at(ManifestLog(open_storage(checkpoint, storage_options)), epoch, lambda cut: given(cut, view, key))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from millstream.errors import HookError
-from millstream.reducers import exact, moments
+from millstream.reducers import exact
 from millstream.reducers.extremes import extreme, is_nan
 from millstream.reducers.fields import FieldReducer, shortened
 
@@ -109,7 +109,7 @@ class mean(Numbers):
         return [builtins.sum([part[0] for part in found]), exact.total([part[1] for part in found])]
 
     def finish(self, total: Any) -> Any:
-        return moments.divided(total[1], total[0])
+        return exact.divided(total[1], total[0])
 
 
 class stats(Numbers):
@@ -135,7 +135,7 @@ class stats(Numbers):
         if number.__class__ is bool:
             number = int(number)
         compared = None if is_nan(number) else number
-        return [1, compared, compared, x, moments.squared(x)]
+        return [1, compared, compared, x, exact.squared(x)]
 
     def combine(self, a: Any, b: Any) -> Any:
         return [
@@ -166,6 +166,6 @@ class stats(Numbers):
             "min": least,
             "max": greatest,
             "sum": exact.shown(x),
-            "mean": moments.divided(x, count),
-            "stddev": moments.deviation(count, x, squares),
+            "mean": exact.divided(x, count),
+            "stddev": exact.deviation(count, x, squares),
         }

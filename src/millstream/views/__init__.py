@@ -11,7 +11,6 @@ cut through all tables and views. Pure: this package imports `core` and `reducer
     table        the latest document of every key
     aggregate    a view: groups and their totals
     agg_tree     a large group: leaves of contributions, and inner nodes of partial results above them
-    invertible   totals of reducers that have an inverse
     distinct     different values, counted by reference
     join         a join by key or foreign key
     cdc          how a source says what has changed

@@ -5,7 +5,8 @@ Rules
    only added and taken out, which is leaner, and repairs nothing.
 2. Up to a kilobyte of contributions stands in the row: one read and one write per group and epoch. More go into leaves (`leaves.py`), and come back when
    few are left.
-3. Reducers with an inverse keep their total in the row. Others keep partial results in inner nodes, or are folded anew while all stands in the row.
+3. Reducers with an inverse keep their total in the row, with the number of parts inside: it tells a total of nothing from one of values that cancel out.
+   Others keep partial results in inner nodes, or are folded anew while all stands in the row.
 4. A group whose last contribution has gone is deleted. What it showed goes to null.
 5. One change (prev, next) is told per group and epoch, and none where nothing has changed.
 6. A row of an older generation keeps showing what it showed until the cutover; then all rows tell the difference in one epoch.
@@ -24,7 +25,6 @@ from millstream.core.mapstate import MapState
 from millstream.core.record import Record
 from millstream.errors import HookError
 from millstream.reducers import Reducer
-from millstream.views import invertible
 from millstream.views.agg_tree import DoesNotReduce, Tree, compact_all, depth
 from millstream.views.change import INSERT, RESTATED, UPDATE, Document, unchanged, unpacked
 from millstream.views.distinct import ReferenceIndex
@@ -59,12 +59,10 @@ class GroupRow(msgspec.Struct):
         return self.leaves > 0
 
     def pack(self) -> list[Any]:
-        """What is kept of it."""
         kept = [self.generation, self.leaves, self.count, self.total, self.shown, self.inline]
         return [*kept, self.old, self.sizes] if self.sizes else [*kept, self.old] if self.old else kept
 
     def essence(self) -> Any:
-        """What does not depend on how records fall into epochs."""
         return [self.count, self.shown]
 
 
@@ -150,7 +148,7 @@ class Aggregate(ViewOperator):
             self.tally("contributions", count - row.count)
             row.count = count
         if self.inverts:
-            row.total = invertible.changed(self.reducer, row.total, added, removed)
+            row.total = self._moved(row.total, added, removed)
         if tree is not None:
             if self.index:
                 self._refer(row, added, removed)
@@ -158,27 +156,28 @@ class Aggregate(ViewOperator):
 
     def _close(self, row: GroupRow, tree: Tree) -> None:
         """Brings the leaves to their number, and writes what has changed."""
-        try:
-            if row.count <= FEW or (row.count <= BACK and len(self.encode(dict(tree.items()))) <= self.rules.inline):
-                self._counted(row, -1)
-                row.inline = tree.dissolve()
-                row.leaves = 0
-                if self.index:
-                    self._refer(row, (), [part for parts in row.inline.values() for part in parts])
-                    row.sizes = []
-                if not self.inverts:
-                    row.total = None
-                self._counted(row, 1)
-                return
-            self._counted(row, -1)
+        self._counted(row, -1)
+        if row.count > FEW and (row.count > BACK or len(self.encode(dict(tree.items()))) > self.rules.inline):
             tree.resize(row.count)
-            row.leaves = tree.leaves
-            self._counted(row, 1)
+            self._write(row, tree)
+            return
+        row.inline = tree.dissolve()
+        row.leaves = 0
+        if self.index:
+            self._refer(row, (), [part for parts in row.inline.values() for part in parts])
+            row.sizes = []
+        if not self.inverts:
+            row.total = None
+
+    def _write(self, row: GroupRow, tree: Tree) -> None:
+        row.leaves = tree.leaves
+        self._counted(row, 1)
+        try:
             total = tree.flush(row.total)
-            if not self.inverts:
-                row.total = total
         except DoesNotReduce as error:
             raise HookError(f"view {self.sending.name!r}, group {self.key!r}: {error}") from None
+        if not self.inverts:
+            row.total = total
 
     def _add(self, row: GroupRow, entries: Sequence[Any]) -> None:
         """Values added and taken out, of nobody in particular."""
@@ -186,7 +185,7 @@ class Aggregate(ViewOperator):
         removed = [part for old, _ in entries if old for part in old]
         row.count += len(added) - len(removed)
         self.tally("contributions", len(added) - len(removed))
-        row.total = invertible.changed(self.reducer, row.total, added, removed)
+        row.total = self._moved(row.total, added, removed)
         if self.index:
             self._refer(row, added, removed)
 
@@ -199,14 +198,32 @@ class Aggregate(ViewOperator):
                     moved[value] = moved.get(value, 0) + n
         row.sizes = self.index.change(row.nodes, row.sizes, moved)
 
+    def _moved(self, total: list[Any] | None, added: Sequence[Any], removed: Sequence[Any]) -> list[Any] | None:
+        """A total of a reducer with an inverse, with some parts more and some fewer: how many are inside, and the reducer's own total."""
+        count, inside = (0, None) if total is None else total
+        more = [part for part in added if part is not None]
+        less = [part for part in removed if part is not None]
+        count += len(more) - len(less)
+        reducer = self.reducer
+        if more:
+            put = reducer.fold(more)
+            inside = put if inside is None else reducer.combine(inside, put)
+        if less and inside is not None:
+            assert reducer.remove is not None
+            inside = reducer.remove(inside, reducer.fold(less))
+        return [count, inside] if count > 0 else None
+
+    def bare(self, total: Any) -> Any:
+        """The reducer's own total."""
+        return total[1] if self.inverts and total is not None else total
+
     def contributions(self, row: GroupRow) -> dict[str, list[Any]]:
-        """All contributions of a group, by origin."""
         return dict(self._tree(row).items()) if row.leaves else row.inline
 
     def total_of(self, contributions: Iterable[list[Any]]) -> Any:
         """The total that a row of such contributions keeps."""
         if self.inverts:
-            return invertible.changed(self.reducer, None, [part for parts in contributions for part in parts], ())
+            return self._moved(None, [part for parts in contributions for part in parts], ())
         return compact_all(self.reducer, contributions)
 
     def documents(self, key: Any, state: GroupRow) -> Iterator[tuple[str, list[Document]]]:
@@ -236,11 +253,8 @@ class Aggregate(ViewOperator):
     def _shown(self, row: GroupRow) -> list[Any]:
         if row.count <= 0:
             return []
-        if self.inverts:
-            total = invertible.bare(row.total)
-        else:
-            total = row.total if row.leaves else compact_all(self.reducer, row.inline.values())
-        shown = self.reducer.show(total)
+        total = row.total if self.inverts or row.leaves else compact_all(self.reducer, row.inline.values())
+        shown = self.reducer.show(self.bare(total))
         if self.index:
             is_inline = not row.leaves and self.rules.origins
             sizes = self.index.counted(part for parts in row.inline.values() for part in parts) if is_inline else row.sizes
@@ -272,19 +286,11 @@ class Aggregate(ViewOperator):
 
     def _grow(self, row: GroupRow) -> None:
         contributions, row.inline = row.inline, {}
-        self._counted(row, -1)
-        tree = Tree(row.nodes, 0, None if self.inverts else self.reducer, self.encode, self.decode)
+        tree = self._tree(row)
         tree.begin(contributions)
-        row.leaves = tree.leaves
-        try:
-            total = tree.flush(None)
-        except DoesNotReduce as error:
-            raise HookError(f"view {self.sending.name!r}, group {self.key!r}: {error}") from None
-        if not self.inverts:
-            row.total = total
+        self._write(row, tree)
         if self.index:
             self._refer(row, [part for parts in contributions.values() for part in parts], ())
-        self._counted(row, 1)
 
     def _counted(self, row: GroupRow, n: int) -> None:
         if row.leaves:

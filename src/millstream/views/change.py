@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.codec import Codec
+from millstream.core.statekind import Codec
 
 INSERT, UPDATE, REMOVE = 0, 1, 2  # how: what the sender knows of the contribution before
 RESTATED = 4  # added to how: said again, to heal; whoever hears it says it again too

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from millstream.core.keys import key_of, key_text
-from millstream.views import invertible
 from millstream.views.agg_tree import FAN, address, compact_all, depth, hashed, leaf_of
 from millstream.views.aggregate import Aggregate, GroupRow
 from millstream.views.change import unchanged
@@ -156,11 +155,9 @@ def _results(view: Aggregate, group: Any, row: GroupRow, expected: Mapping[str, 
     should = view.total_of(expected.values())
     kept = should if view.inverts or row.leaves else None
     if not _same(view, row.total, kept):
-        yield Discrepancy(
-            name, group, "total", None, *([invertible.bare(row.total), invertible.bare(kept)] if view.inverts else [row.total, kept])
-        )
+        yield Discrepancy(name, group, "total", None, view.bare(row.total), view.bare(kept))
     parts = [part for of in expected.values() for part in of]
-    shown = [view.reducer.show(invertible.bare(should) if view.inverts else should)] if expected else []
+    shown = [view.reducer.show(view.bare(should))] if expected else []
     if shown and view.index:
         shown = [view.index.told(shown[0], view.index.counted(parts))]
     if not _same(view, row.shown, view.decode(view.encode(shown))):
@@ -170,7 +167,7 @@ def _results(view: Aggregate, group: Any, row: GroupRow, expected: Mapping[str, 
 
 
 def _same(sender: ViewOperator, found: Any, expected: Any) -> bool:
-    """DocumentRow alike, types included; the order of a dict does not count."""
+    """Alike, types included; the order of a dict does not count."""
     if found.__class__ is dict and found == expected:
         return True
     return unchanged(found, expected, sender.encode)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from millstream.core.backfill import Derivation
-from millstream.core.codec import Codec
+from millstream.core.statekind import Codec
 from millstream.core.topology import DEAD_LETTER, PRODUCED, STRONG, WEAK, ComputationSpec, Input, RelationSpec
 from millstream.reducers.base import spelled
 from millstream.views.aggregate import Aggregate, AggregateRules

@@ -14,7 +14,7 @@ from millstream.views.aggregate import INLINE_BYTES
 from millstream.views.change import Document
 from millstream.views.distinct import by_reference
 from millstream.views.join import INNER, LEFT
-from millstream.views.mapper import FILTER, FLAT_MAP, MAP, Link, check_link
+from millstream.views.mapper import FILTER, FLAT_MAP, MAP, Link
 from millstream.views.operator import CHANGES
 from millstream.views.table import TableRules
 
@@ -27,8 +27,7 @@ class Definitions(Protocol):
     def _define(self, relation: Relation) -> None:
         """Takes a relation in, if its name is free."""
 
-    def _changes_of(self, relation: Relation) -> Any:
-        """A relation's changes as a stream."""
+    def _changes_of(self, relation: Relation) -> Any: ...
 
 
 class Mapped:
@@ -51,7 +50,9 @@ class Mapped:
         return self._and(FILTER, f)
 
     def _and(self, kind: str, f: Any) -> Mapped:
-        return Mapped(self.source, (*self.links, check_link(kind, f, self.source.name)))
+        if not callable(f):
+            raise DefinitionError(f"{self.source.name}.{kind}({f!r}): give a function of the document, such as lambda row: row.value[...]")
+        return Mapped(self.source, (*self.links, (kind, f)))
 
     def by(self, *group: str | Callable[[Document], Any]) -> Grouped:
         """The group of every document: a field, several (the group is a tuple), a function of the document, or nothing: one group for all."""
@@ -121,15 +122,7 @@ class Grouped:
         >>> users.by("name").reduce(ms.count(), name="names")
         View('names')
         """
-        options = ViewOptions(
-            origins=origins,
-            version=str(version),
-            keep=keep,
-            on_error=on_error,
-            production=production,
-            renamed_from=renamed_from,
-            inline=inline,
-        )
+        options = ViewOptions(origins, str(version), keep, on_error, production, renamed_from, inline)
         return View(self, as_reducer(reducer, named), name, options)
 
     def join(self, right: Relation | Mapped, *, how: str = INNER, name: str | None = None) -> Joined:
@@ -157,7 +150,6 @@ class Relation(Mapped):
 
     @property
     def senders(self) -> tuple[Relation, ...]:
-        """Who speaks to it."""
         return ()
 
     def show(self, how: str) -> str:
@@ -191,7 +183,7 @@ class PipelineTable(Relation):
         self.renamed_from = renamed_from
 
 
-class ViewOptions(msgspec.Struct, frozen=True, kw_only=True):
+class ViewOptions(msgspec.Struct, frozen=True):
     """What `reduce` takes beside the reducer and the name."""
 
     origins: bool

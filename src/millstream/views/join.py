@@ -53,11 +53,9 @@ class JoinRow(msgspec.Struct):
         return self.beside
 
     def pack(self) -> list[Any]:
-        """What is kept of it."""
         return [self.right, self.count, self.inline, self.beside]
 
     def essence(self) -> Any:
-        """What does not depend on how records fall into epochs."""
         return [self.right, self.count]
 
 
@@ -91,7 +89,6 @@ class Join(ViewOperator):
             row.restated_right = row.restated_right or how & RESTATED != 0
 
     def lefts_of(self, row: JoinRow) -> dict[str, list[Any]]:
-        """All left values of a row, by origin."""
         return {origin: self.decode(data) for origin, data in row.lefts.items()} if row.beside else dict(row.inline)
 
     def _put(self, row: JoinRow, origin: str, values: list[Any] | None, restated: bool) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from millstream.core.keys import BadKey, key_text
 from millstream.core.route_keys import field_of
-from millstream.errors import DefinitionError, HookError
+from millstream.errors import HookError
+from millstream.reducers.fields import shortened
 from millstream.views.change import Document
 
 MOST_VALUES = 100_000  # that one document may give to one view
@@ -23,6 +24,7 @@ MOST_VALUES = 100_000  # that one document may give to one view
 MAP, FLAT_MAP, FILTER = "map", "flat_map", "filter"
 
 Link = tuple[str, Callable[[Document], Any]]  # what it is, and the user's function
+MapChain = Callable[[Document], Iterable[Document]]
 Pairs = dict[str, list[Any]]  # by group's key text: the parts
 
 
@@ -62,27 +64,25 @@ def _field(value: Any, name: str) -> Any:
         raise LookupError(f"by({name!r}): the value {value!r} has no such field; give a function of the document instead") from None
 
 
-def linked(links: Sequence[Link]) -> Callable[[Document], Iterable[Document]]:
+def linked(links: Sequence[Link]) -> MapChain:
     """The chain in front of `by` as one function."""
-    found: Callable[[Document], Iterable[Document]] = lambda document: (document,)  # noqa: E731
+    found: MapChain = lambda document: (document,)  # noqa: E731
     for kind, function in links:
         found = _WAYS[kind](found, function)
     return found
 
 
-def _mapped(before: Callable[[Document], Iterable[Document]], f: Callable[[Document], Any]) -> Callable[[Document], Iterable[Document]]:
+def _mapped(before: MapChain, f: Callable[[Document], Any]) -> MapChain:
     return lambda document: [Document(d.key, f(d), d.version) for d in before(document)]
 
 
-def _flat_mapped(
-    before: Callable[[Document], Iterable[Document]], f: Callable[[Document], Any]
-) -> Callable[[Document], Iterable[Document]]:
+def _flat_mapped(before: MapChain, f: Callable[[Document], Any]) -> MapChain:
     def run(document: Document) -> Iterable[Document]:
         found: list[Document] = []
         for d in before(document):
             values = f(d)
             if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__iter__"):
-                raise TypeError(f"flat_map must give a list of values (or any iterable), and gave {_short(values)}")
+                raise TypeError(f"flat_map must give a list of values (or any iterable), and gave {shortened(values)}")
             for value in values:
                 found.append(Document(d.key, value, d.version))
                 if len(found) > MOST_VALUES:
@@ -92,11 +92,11 @@ def _flat_mapped(
     return run
 
 
-def _filtered(before: Callable[[Document], Iterable[Document]], f: Callable[[Document], Any]) -> Callable[[Document], Iterable[Document]]:
+def _filtered(before: MapChain, f: Callable[[Document], Any]) -> MapChain:
     return lambda document: [d for d in before(document) if f(d)]
 
 
-_WAYS: dict[str, Callable[..., Callable[[Document], Iterable[Document]]]] = {MAP: _mapped, FLAT_MAP: _flat_mapped, FILTER: _filtered}
+_WAYS: dict[str, Callable[..., MapChain]] = {MAP: _mapped, FLAT_MAP: _flat_mapped, FILTER: _filtered}
 
 
 def _blamed(view: str, document: Document, error: Exception) -> MapFailed:
@@ -147,15 +147,3 @@ def single_of(
             raise _blamed(view, document, error) from error
 
     return single
-
-
-def check_link(kind: str, f: Any, who: str) -> Link:
-    """A link of a chain, if it is one."""
-    if not callable(f):
-        raise DefinitionError(f"{who}.{kind}({f!r}): give a function of the document, such as lambda row: row.value[...]")
-    return kind, f
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else f"{text[:80]}…"

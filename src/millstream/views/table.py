@@ -44,13 +44,11 @@ class DocumentRow(msgspec.Struct):
     is_plain: ClassVar[bool] = True
 
     def pack(self) -> list[Any]:
-        """What is kept of it."""
         if self.has_new or self.restated:
             return [self.version, self.body, self.has_new, self.new_version, self.new_body, self.restated]
         return [self.version, self.body]
 
     def essence(self) -> Any:
-        """What does not depend on how records fall into epochs."""
         return [self.version, self.body]
 
 
@@ -133,7 +131,9 @@ class DocumentTable(ViewOperator):
                 if self.sending.shown:
                     self.show(prev[0].value if prev else None, next[0].value if next else None)
         if state.has_new and body is None and self.rules.versioned:
-            self._bury()
+            self.cancel_timer(TOMBSTONE, kind=WALL_CLOCK)
+            if self.rules.tombstones is not None:  # rule 4
+                self.set_timer(TOMBSTONE, self.now + self.rules.tombstones, WALL_CLOCK)
         elif state.has_new and before is None and state.version is not None:
             self.cancel_timer(TOMBSTONE, kind=WALL_CLOCK)
         state.version, state.body = version, body
@@ -142,12 +142,6 @@ class DocumentTable(ViewOperator):
     def documents(self, key: Any, state: DocumentRow) -> Iterator[tuple[str, list[Document]]]:
         if state.body is not None:
             yield key_text(key), [Document(key, self.decode(state.body), state.version)]
-
-    def _bury(self) -> None:
-        """Rule 4."""
-        self.cancel_timer(TOMBSTONE, kind=WALL_CLOCK)
-        if self.rules.tombstones is not None:
-            self.set_timer(TOMBSTONE, self.now + self.rules.tombstones, WALL_CLOCK)
 
     def process_timer(self, timer: Timer) -> None:
         if self.state.body is None and not self.state.has_new:
