@@ -6,8 +6,7 @@
     step, outcome                  one epoch of one computation on one shard, and what comes of it
     statekind, mapstate, subkeys   the state of a key
     keyspace                       how it lies in a shard
-    topology, route_keys, adaptive
-                                   the graph, the keys of its routes, and which edges store
+    topology, route_keys           the graph, which of its edges store, and the keys of its routes
     watermark                      how far event time is complete where records come in: `ms.watermarks`
     authority                      how far it is complete for each computation
     dedup, guards                  ids that are held; the switches of exactly-once

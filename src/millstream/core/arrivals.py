@@ -56,18 +56,14 @@ def wrong_time(time: Any) -> str | None:
 
 
 class Arrivals(msgspec.Struct):
-    """The records for one shard in canonical order.
+    """The records for one shard in canonical order, by position: i is the record `index[i]` of `batches[source[i]]`."""
 
-    keys[g] is the key text of group g, whose records stand at positions bounds[g] to bounds[g+1]; position i is the record
-    `index[i]` of `batches[source[i]]` (of `batches[0]` where source is None).
-    """
-
-    keys: Sequence[str]
-    bounds: Sequence[int]
+    keys: Sequence[str]  # the key text of every group
+    bounds: Sequence[int]  # the records of group g stand at positions bounds[g] to bounds[g+1]
     timestamps: Sequence[int]
     index: Sequence[int]
     batches: Sequence[Batch]
-    source: Sequence[int] | None = None
+    source: Sequence[int] | None = None  # None: all are of batches[0]
     rejected: Sequence[Rejected] = ()
 
     def anew(self) -> Arrivals:
@@ -80,10 +76,8 @@ class Arrivals(msgspec.Struct):
 
     @classmethod
     def of(cls, records: Iterable[tuple[Any, Any, Any, Batch, int]], ordered: bool = True) -> Arrivals:
-        """From (key text, timestamp, id, batch, index) in any order. Without `ordered`, a key's records stay as they come.
-
-        A record without a key text is a rejected one, and its value is wrapped.
-        """
+        """From (key text, timestamp, id, batch, index) in any order. Those without a key text are rejected, and their values wrapped. Without `ordered`, a
+        key's records stay as they come."""
         records = list(records)
         rejected = [unwrapped(b.stream, time, id, b.anew().value(at)) for text, time, id, b, at in records if text is None]
         if rejected:

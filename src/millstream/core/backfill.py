@@ -34,29 +34,27 @@ QUICK, SLOW = 250.0, 1_000.0  # milliseconds of a step between which a chunk sta
 
 
 class Derivation(msgspec.Struct, frozen=True):
-    """What a computation is derived from. senders: computations that speak to it. version: the user's; fingerprint: of the code. keep: other code
-    under the same version is known to give the same."""
+    """What a computation is derived from."""
 
-    senders: tuple[str, ...]
-    version: str = ""
-    fingerprint: str = ""
-    keep: bool = False
+    senders: tuple[str, ...]  # computations that speak to it
+    version: str = ""  # the user's
+    fingerprint: str = ""  # of the code
+    keep: bool = False  # other code under the same version is known to give the same
     is_join: bool = False  # it cannot be filled anew under its name
 
 
 class BuildState(msgspec.Struct, frozen=True):
-    """How far a derived computation is. scanned: rows that the scan has passed; is_scanned: all. began: the wall clock when the fill began.
-    scan: what its scan is called."""
+    """How far a derived computation is."""
 
     version: str = ""
     fingerprint: str = ""
     generation: int = 1
     active: int = 1
-    is_scanned: bool = False
-    scanned: int = 0
+    is_scanned: bool = False  # the scan has passed all rows
+    scanned: int = 0  # rows that it has passed
     chunk: int = FIRST_CHUNK
-    began: int = 0
-    scan: str = ""
+    began: int = 0  # the wall clock when the fill began
+    scan: str = ""  # what its scan is called
     senders: tuple[str, ...] = ()  # whom it was derived from when it began; renamed with them
 
     @property
@@ -66,13 +64,12 @@ class BuildState(msgspec.Struct, frozen=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """What an epoch says of a derived computation to those who speak to it, and to itself. waiting: nobody speaks to it yet. scan: what
-    the scan is called that fills it."""
+    """What an epoch says of a derived computation to those who speak to it, and to itself."""
 
     generation: int = 1
     active: int = 1
-    waiting: bool = False
-    scan: str = ""
+    waiting: bool = False  # nobody speaks to it yet
+    scan: str = ""  # what the scan is called that fills it
 
 
 ACTIVE = Build()
@@ -84,11 +81,10 @@ JOIN_ADVICE = (
 
 
 class BuildOrders(msgspec.Struct):
-    """By computation: the builds that it has to know of, and the scans that pass by its rows (at most so many in this epoch, 0: all,
-    PAUSED: none)."""
+    """By computation, what it has to know of."""
 
     builds: dict[str, dict[str, Build]] = {}
-    scans: dict[str, dict[str, int]] = {}
+    scans: dict[str, dict[str, int]] = {}  # those that pass by its rows: at most so many in this epoch, 0: all, PAUSED: none
 
 
 def scan_name(consumer: str, generation: int, epoch: int) -> str:
@@ -104,14 +100,13 @@ def cutover_name(consumer: str, generation: int) -> str:
 def begun(
     derived: Mapping[str, Derivation], known: Mapping[str, BuildState], present: Collection[str], now: int = 0, epoch: int = -1
 ) -> dict[str, BuildState]:
-    """The builds at the start of a run. known: those of the checkpoint; present: the computations that have rows there. now, epoch:
-    of its last epoch."""
+    """The builds at the start of a run. known: those of the checkpoint; present: who has rows there. now, epoch: of its last epoch."""
     found: dict[str, BuildState] = {}
     for name, one in derived.items():
         state = known.get(name)
         if state is None:
             is_new = all(sender not in present for sender in one.senders)  # rule 2
-            state = BuildState(active=1 if is_new else 0, began=now)
+            state = BuildState(active=1 if is_new else 0, chunk=FIRST_CHUNK, began=now)
         elif state.version != one.version:
             state = rebuilt(state, name, now, epoch)
         else:
@@ -178,8 +173,7 @@ def scanned_by(counts: Iterable[Any]) -> dict[str, list[tuple[int, bool]]]:
 def builds_after(
     states: Mapping[str, BuildState], told: BuildOrders, scanned: Mapping[str, Sequence[tuple[int, bool]]], millis: float
 ) -> dict[str, BuildState]:
-    """The builds after an epoch whose tasks have run. scanned: by scan, for every shard of every sender, how many rows it has passed and whether it has
-    ended. millis: how long the longest step took."""
+    """The builds after an epoch. scanned: by scan, for every shard of every sender, the rows passed and whether it has ended. millis: of the longest step."""
     scans = {name: computation for computation, of in told.scans.items() for name in of}
     found: dict[str, BuildState] = {}
     for name, state in states.items():

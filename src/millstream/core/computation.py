@@ -101,8 +101,7 @@ class Computation:
         """Asks for `process_timer` at this low watermark, or at this wall-clock time with `kind=ms.WALL_CLOCK`.
 
         Timers with different tags or times stand side by side; a time that has passed is due at once. hold: until the timer fires, the
-        output watermark stays at this timestamp, so that what the timer will produce with it is late for nobody.
-        """
+        output watermark stays at this timestamp, so that what the timer will produce with it is late for nobody."""
         try:
             if kind == LOW_WATERMARK and hold is None and time.__class__ is int and (time, tag) in self._visit.low:
                 return  # nearly always, where many records share a timer

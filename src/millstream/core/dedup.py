@@ -130,10 +130,8 @@ class DedupCounts(msgspec.Struct):
 
 
 class Filter:
-    """A Bloom filter in which all bits of an id lie in one 64-bit word: one memory access per question, all of a batch at once.
-
-    The hash's upper bits choose the word, five groups of six lower bits the bits in it.
-    """
+    """A Bloom filter in which all bits of an id lie in one 64-bit word: one memory access per question, all of a batch at once. The
+    hash's upper bits choose the word, five groups of six lower bits the bits in it."""
 
     def __init__(self, capacity: int) -> None:
         self.power = max(_SMALLEST, (max(1, capacity) * _BITS // 64).bit_length())

@@ -106,10 +106,7 @@ class MapState:
         return value
 
     def range(self, start: Any = None, stop: Any = None, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
-        """Entries with start <= sub-key < stop in order of sub-key; None leaves that side open.
-
-        Changes made while it runs may or may not be seen by it.
-        """
+        """Entries with start <= sub-key < stop in order of sub-key; None leaves that side open. Changes made while it runs may or may not be seen."""
         low = self._raw(start) if start is not None else self._prefix
         high = self._raw(stop) if stop is not None else (after(self._prefix) if self._prefix else b"\xff")
         changed = sorted((raw for raw in self._dirty if low <= raw < high), reverse=reverse)

@@ -19,13 +19,8 @@ The driver's side, `Membership`:
 | an attempt is begun | refused | it gets the next number |
 | an answer comes | dropped | counted, if it names this generation and attempt, once per slot; else dropped |
 
-A task's side, `ExchangeBuffer`: frames come from other tasks, in any order and at any time.
-
-| a frame's attempt is | what becomes of it |
-| --- | --- |
-| older than the one at work | dropped: it belongs to a try that nobody will commit |
-| the one at work | kept; a level is complete when every slot has sent its frame of that level |
-| newer | kept: the sender has got its order before us |
+A task's side, `ExchangeBuffer`: frames come from other tasks, in any order and at any time. One of an older attempt than that at work is dropped: nobody will
+commit it. A newer one is kept: its sender has got the order before us. A level is complete when every slot has sent its frame of it.
 
 Rules
 1. Attempts are compared as (generation, number): of two, the greater is the younger, whatever order they come in.
@@ -143,8 +138,7 @@ class Membership:
             self._answered = {}
 
     def renew(self, now: float, why: str, missed: Sequence[int] = ()) -> None:
-        """Everybody is there, and somebody cannot reach somebody: a new generation begins, and it counts as a loss. missed: the slots that cannot be
-        reached."""
+        """Everybody is there, and some slots (`missed`) cannot be reached: a new generation begins, and it counts as a loss."""
         if not self.is_complete:
             return
         self._lose(now, why, missed)

@@ -3,14 +3,18 @@
 Rules
 1. Names are the identity: of streams, computations, injectors. State belongs to a computation's name.
 2. An edge is weak (delivered in the epoch that makes the production), strong (stored with the producer's commit, delivered in the
-   next epoch), or adaptive (weak, and stored while its consumer is slow or failing). Weak and adaptive edges form no cycle; strong
-   edges may close one. Computations are kept in an order in which producers come first, strong edges aside.
+   next epoch), or adaptive. Weak and adaptive edges form no cycle; strong edges may close one. Computations are kept in an order in which producers come
+   first, strong edges aside.
 3. A computation that gives no key for a stream gets the producer's key. Where that holds for all its inputs, over weak edges from
    one group, it joins the group: the same task runs both, and no shuffle stands between them. A production that
    changes its key on such a stream would land in the wrong shard, so it is refused. Dead letters may be of records that had no key,
    so whoever reads them joins nobody.
 4. A group is one partition range of one level. Level L runs after L-1 in the same job; only what crosses groups is shuffled. A
    strong edge needs no level: its productions are stored by the consumer's shard, and a chain of strong edges is one level.
+5. An adaptive edge is weak while its consumer keeps up, and stores while it is slow or has failed (MillWheel §6.1.3: a straggler's producers checkpoint).
+   It begins to store in the epoch after one in which the consumer took longer than `slow_after`, and within the same epoch if it failed. It goes back
+   after `CALM` epochs with records in a row in which the consumer took less than half of that: no flapping around the limit. The decision is kept in the
+   manifest with its reason. It changes when productions arrive, never what they are.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ WEAK = "weak"
 STRONG = "strong"
 ADAPTIVE = "adaptive"
 PRODUCTIONS = (WEAK, STRONG, ADAPTIVE)
+CALM = 3
 
 FAIL = "fail"  # a hook that raises fails the epoch
 DEAD_LETTER = "dead_letter"  # its record goes to a stream
@@ -70,27 +75,22 @@ def as_key(key: Any) -> Any:
 
 
 class Input(msgspec.Struct, frozen=True):
-    """One stream into a computation. The key is a column name, a Spark Column, a callable, a list of names, None for the producer's, or PRODUCED for
-    that of the production, which may be another.
-
-    production: what this edge says itself, None for what its producer says. late: DROP, HOOK, or the stream that late records go to.
-    """
+    """One stream into a computation."""
 
     stream: str
-    key: Any
-    production: str | None = None
+    key: Any  # a column name, a list of names, a Spark Column, a callable, None for the producer's, or PRODUCED for the production's, which may be another
+    production: str | None = None  # what this edge says itself, None for what its producer says
     slow_after: int | None = None
-    late: str = HOOK
+    late: str = HOOK  # DROP, HOOK, or the stream that late records go to
 
 
 class RelationSpec(msgspec.Struct, frozen=True):
-    """What readers of a checkpoint must know of a table, view or join. origins: contributions are kept by document. inverts: the reducer has an inverse, so
-    there are no nodes of partial results. how: of a join. is_strong: it follows an epoch behind its senders."""
+    """What readers of a checkpoint must know of a table, view or join."""
 
-    origins: bool = True
-    inverts: bool = False
-    how: str = ""
-    is_strong: bool = False
+    origins: bool = True  # contributions are kept by document
+    inverts: bool = False  # the reducer has an inverse, so there are no nodes of partial results
+    how: str = ""  # of a join
+    is_strong: bool = False  # it follows an epoch behind its senders
 
 
 class ComputationSpec(msgspec.Struct, frozen=True):
@@ -164,9 +164,8 @@ class Topology:
         self.edges = {(i.stream, spec.name): self._edge(spec, i) for spec in computations for i in spec.inputs}
         self.computations = self._ordered(computations)
         self.by_name = {spec.name: spec for spec in self.computations}
-        self.levels: list[list[Group]] = []
-        self.group_of: dict[str, Group] = {}
-        self._lay_out()
+        self.levels = self._laid_out()
+        self.group_of = {name: group for groups in self.levels for group in groups for name in group.computations}
         self.routes = self._routes()
         self.cycles = _cycles(self)
         self.cycle_of = {name: at for at, members in enumerate(self.cycles) for name in members}
@@ -259,7 +258,7 @@ class Topology:
                 left.remove(spec)
         return tuple(ordered)
 
-    def _lay_out(self) -> None:
+    def _laid_out(self) -> list[list[Group]]:
         members: dict[tuple[int, int], list[str]] = {}
         place: dict[str, tuple[int, int]] = {}
         width: list[int] = []
@@ -277,8 +276,7 @@ class Topology:
                 width[level] += 1
             place[spec.name] = home
             members.setdefault(home, []).append(spec.name)
-        self.levels = [[Group(index, level, tuple(members[level, index])) for index in range(count)] for level, count in enumerate(width)]
-        self.group_of = {name: group for groups in self.levels for group in groups for name in group.computations}
+        return [[Group(index, level, tuple(members[level, index])) for index in range(count)] for level, count in enumerate(width)]
 
     def _edge(self, spec: ComputationSpec, i: Input) -> str:
         producer = self._producer[i.stream]
@@ -332,6 +330,27 @@ class Topology:
 
     def feeds(self, computation: str) -> list[str]:
         return [i.stream for i in self.by_name[computation].inputs]
+
+
+class EdgeState(msgspec.Struct):
+    """An adaptive edge after an epoch: whether it stores in the next one, why, and for how many epochs its consumer has been quick."""
+
+    stored: bool = False
+    why: str = ""
+    calm: int = 0
+    was_stored: bool = False  # in this epoch
+
+
+def edge_after(before: EdgeState, stored: bool, why: str, millis: float | None, slow_after: int) -> EdgeState:
+    """What an edge does in the next epoch. `stored` and `why`: what it did in this one; `millis`: the consumer's longest task, None if it had no records."""
+    if millis is None:
+        return EdgeState(stored, why, before.calm, stored)
+    if millis > slow_after:
+        return EdgeState(True, f"its consumer took {millis:.0f} ms, more than {slow_after} ms", 0, stored)
+    if not stored:
+        return EdgeState(False, "", 0, stored)
+    calm = before.calm + 1 if millis < slow_after / 2 else 0
+    return EdgeState(calm < CALM, why if calm < CALM else "", calm if calm < CALM else 0, stored)
 
 
 def _cycles(topology: Topology) -> list[frozenset[str]]:

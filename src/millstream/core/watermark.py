@@ -87,17 +87,13 @@ def _latest(one: int | None, other: int | None) -> int | None:
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How an injector's watermark follows from its records.
+    """How an injector's watermark follows from its records."""
 
-    idle: silence after which it holds nothing back (None: never). onward: silence after which it goes on with the wall clock (None: never).
-    mark_column: its values are watermarks. sub_column: it names the sub-source. function: what is called on the driver; tasks do not get it.
-    """
-
-    idle: int | None = None
-    onward: int | None = None
-    mark_column: str | None = None
-    sub_column: str | None = None
-    function: Callable[..., Any] | None = None
+    idle: int | None = None  # silence after which it holds nothing back; None: never
+    onward: int | None = None  # silence after which it goes on with the wall clock; None: never
+    mark_column: str | None = None  # its values are watermarks
+    sub_column: str | None = None  # it names the sub-source
+    function: Callable[..., Any] | None = None  # called on the driver; tasks do not get it
 
     wants_lags: ClassVar[bool] = False  # how far behind the newest timestamp records come (Seen.lags)
     wants_files: ClassVar[bool] = False  # all files of the source, and those that have been read, for `said`
@@ -324,11 +320,7 @@ def declared(by: str | Callable[[], int | None], *, idle: Duration | None = None
     """The source says how far it is: `by` names a column that carries watermarks (milliseconds), or is a callable on the driver.
 
     The callable is asked in every epoch, and what it says counts from the next epoch but one: by then everything that the source had
-    delivered when it spoke has been read (unless the source is read in limited portions, such as `max_files_per_epoch`). None says nothing new.
-
-    >>> declared("complete_until").mark_column
-    'complete_until'
-    """
+    delivered when it spoke has been read (unless the source is read in limited portions, such as `max_files_per_epoch`). None says nothing new."""
     if not isinstance(by, str) and not callable(by):
         raise DefinitionError(f"declared({by!r}): give a column's name, or a callable without arguments")
     silence = _silence("idle", idle)
@@ -346,11 +338,7 @@ def percentile(
 ) -> Percentile:
     """A share of the records (say 0.99) comes within a delay that is estimated from recent epochs. The rest is late.
 
-    first: the delay until there is enough to estimate from. The estimate is rounded up by at most a fifth. idle, onward: as for `bounded`.
-
-    >>> percentile(0.99).share
-    0.99
-    """
+    first: the delay until there is enough to estimate from. The estimate is rounded up by at most a fifth. idle, onward: as for `bounded`."""
     if not 0 < share < 1:
         raise DefinitionError(f"percentile({share}): give a share between 0 and 1, such as 0.99")
     first, at_least, at_most = duration(first), duration(at_least), duration(at_most)
@@ -359,11 +347,7 @@ def percentile(
 
 
 def sub_sources(column: str, names: Any, each: Bounded | Declared) -> SubSources:
-    """The minimum over a declared set of sub-sources, which a column names. One that is missing holds the watermark, unless `each` has an idle time.
-
-    >>> sub_sources("host", ["a", "b"], bounded("2s")).names
-    ('a', 'b')
-    """
+    """The minimum over a declared set of sub-sources, which a column names. One that is missing holds the watermark, unless `each` has an idle time."""
     if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
         raise DefinitionError("sub_sources(column, names, each): names is a list of strings")
     if not isinstance(each, (Bounded, Declared)) or (isinstance(each, Declared) and each.mark_column is None):

@@ -45,18 +45,15 @@ class MapView(msgspec.Struct):
 
 
 class RowView(msgspec.Struct):
-    """A row: its key, its state with MapStates kept apart, its timers by kind and time, each with what it holds, and the state's own hold.
-
-    `is_map` says that the state is one MapState and nothing else.
-    """
+    """A row, its state with MapStates kept apart."""
 
     key: Any
     shard: int
     state: Any
-    is_map: bool
+    is_map: bool  # the state is one MapState and nothing else
     maps: list[MapView]
-    timers: list[Timer]
-    hold: int | None = None
+    timers: list[Timer]  # by kind and time, each with what it holds
+    hold: int | None = None  # the state's own
 
 
 class Listing(msgspec.Struct):

@@ -149,8 +149,9 @@ def _with_maps(cut: Reader, name: str, kind: str, row_key: bytes, row: Row) -> A
     """A state whose maps can be read."""
     of = _KINDS[kind]
     (field,) = of.map_fields
-    start = sub_prefix(row_key, field)
-    entries = cut.scan(name, start, after(start), shard=cut.shard_of(name, row_key)) if of.decode(row.state).is_large else ()
+    start, state = sub_prefix(row_key, field), of.decode(row.state)
+    is_large = state.beside if kind == JOIN else state.leaves
+    entries = cut.scan(name, start, after(start), shard=cut.shard_of(name, row_key)) if is_large else ()
     return bound(of, row_key, row, MemoryStore(entries))
 
 
@@ -208,7 +209,6 @@ def read(
 
 
 def tabled(rows: Iterable[ShownRow], versions: bool = False) -> Any:
-    """Rows as an Arrow table."""
     import pyarrow as pa
 
     from millstream.readable.columns import column

@@ -48,7 +48,6 @@ class Several(Reducer):
 
     @property
     def remove(self) -> Callable[[Any, Any], Any] | None:  # type: ignore[override]
-        """The inverse of `combine`, if all members have one."""
         return self._removed if self._invertible else None
 
     def lift(self, value: Any) -> Any:

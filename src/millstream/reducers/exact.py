@@ -64,7 +64,6 @@ def opened(x: Any) -> Opened:
 
 
 def form(base: int, n: int, m: int, e: int, specials: tuple[int, int, int] = _NONE) -> Any:
-    """The form of a sum."""
     if not m:
         e = 0
     elif base == 10:
@@ -256,7 +255,6 @@ def divided(x: Any, count: int) -> Any:
 
 
 def squared(x: Any) -> Any:
-    """The square of a sum of one."""
     base, n, m, e, (up, down, nan) = opened(x)
     return form(base or 2, n, m * m, 2 * e, (up + down, 0, nan))
 

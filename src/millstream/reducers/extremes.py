@@ -29,7 +29,6 @@ _first = itemgetter(0)
 
 
 def is_nan(value: Any) -> bool:
-    """Whether a value is a NaN, of whatever kind."""
     return value.is_nan() if isinstance(value, Decimal) else isinstance(value, float) and value != value
 
 

@@ -104,13 +104,11 @@ def field_of(value: Any, field: str, reducer: Reducer) -> Any:
 
 
 def shortened(value: Any, limit: int = 80) -> str:
-    """A value in an error."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def checked_number(name: str, what: str, number: Any, most: int) -> int:
-    """A number of things to keep."""
     if number.__class__ is not int or not 1 <= number <= most:
         raise DefinitionError(f"{name}: {what} is a number from 1 to {most:,}, not {shortened(number)}")
     return int(number)

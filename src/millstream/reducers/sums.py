@@ -47,8 +47,6 @@ class count(FieldReducer):
 
 
 class Numbers(FieldReducer):
-    """What reducers of numbers share."""
-
     def term(self, number: Any) -> Any:
         """A number that was read, as a sum of one; None if there is none."""
         try:

@@ -37,26 +37,20 @@ BACK = 16  # so many or fewer return into the row
 
 
 class GroupRow(msgspec.Struct):
-    """A group. count: contributions (without origins: values). shown: what it shows, as a list of one, or nothing. old: what an older generation showed.
-    sizes: how many different values there are, where they are counted by reference."""
+    """A group."""
 
     generation: int = 0
     leaves: int = 0
-    count: int = 0
+    count: int = 0  # contributions; without origins, values
     total: Any = None
-    shown: list[Any] = []
+    shown: list[Any] = []  # what it shows, as a list of one, or nothing
     inline: dict[str, list[Any]] = {}
-    old: list[Any] = []
-    sizes: list[int] = []
+    old: list[Any] = []  # what an older generation showed
+    sizes: list[int] = []  # how many different values there are, where they are counted by reference
     nodes: MapState = msgspec.field(default_factory=MapState)
     restated: bool = False  # in this visit
 
     is_plain: ClassVar[bool] = False
-
-    @property
-    def is_large(self) -> bool:
-        """Whether contributions stand in leaves."""
-        return self.leaves > 0
 
     def pack(self) -> list[Any]:
         kept = [self.generation, self.leaves, self.count, self.total, self.shown, self.inline]
@@ -66,25 +60,15 @@ class GroupRow(msgspec.Struct):
         return [self.count, self.shown]
 
 
-class AggregateRules(msgspec.Struct, frozen=True):
-    """How a view reduces. inline: the most bytes of contributions in a row."""
-
-    reducer: Reducer
-    origins: bool = True
-    inline: int = INLINE_BYTES
-
-
 class Aggregate(ViewOperator):
-    """A view. Its keys are the groups."""
-
     State = GroupRow
 
-    def __init__(self, sending: Sending, rules: AggregateRules) -> None:
+    def __init__(self, sending: Sending, reducer: Reducer, origins: bool = True, inline: int = INLINE_BYTES) -> None:
+        """inline: the most bytes of contributions in a row."""
         super().__init__(sending)
-        self.rules = rules
-        self.reducer = rules.reducer
-        self.inverts = rules.reducer.remove is not None
-        self.index = ReferenceIndex(rules.reducer)
+        self.reducer, self.origins, self.inline = reducer, origins, inline
+        self.inverts = reducer.remove is not None
+        self.index = ReferenceIndex(reducer)
 
     def process_record(self, record: Record) -> None:
         generation, entries = unpacked(record.value, self.decode)
@@ -93,7 +77,7 @@ class Aggregate(ViewOperator):
             return  # under way (on a strong edge) when another build was begun: its parts are those of other code
         if generation != row.generation:
             self._begin_anew(row, generation)
-        if self.rules.origins:
+        if self.origins:
             self._set(row, entries)
         else:
             self._add(row, entries)
@@ -157,7 +141,7 @@ class Aggregate(ViewOperator):
     def _close(self, row: GroupRow, tree: Tree) -> None:
         """Brings the leaves to their number, and writes what has changed."""
         self._counted(row, -1)
-        if row.count > FEW and (row.count > BACK or len(self.encode(dict(tree.items()))) > self.rules.inline):
+        if row.count > FEW and (row.count > BACK or len(self.encode(dict(tree.items()))) > self.inline):
             tree.resize(row.count)
             self._write(row, tree)
             return
@@ -237,7 +221,7 @@ class Aggregate(ViewOperator):
         if row.generation == 0:
             return
         is_current = row.generation == build.generation  # what an older one left is not for this reducer
-        if is_current and not row.leaves and len(row.inline) > FEW and len(self.encode(row.inline)) > self.rules.inline:
+        if is_current and not row.leaves and len(row.inline) > FEW and len(self.encode(row.inline)) > self.inline:
             self._grow(row)
         if cutover_name(self.sending.name, build.generation) in self._visit.scans:
             self._cut_over(row, build)
@@ -256,7 +240,7 @@ class Aggregate(ViewOperator):
         total = row.total if self.inverts or row.leaves else compact_all(self.reducer, row.inline.values())
         shown = self.reducer.show(self.bare(total))
         if self.index:
-            is_inline = not row.leaves and self.rules.origins
+            is_inline = not row.leaves and self.origins
             sizes = self.index.counted(part for parts in row.inline.values() for part in parts) if is_inline else row.sizes
             shown = self.index.told(shown, sizes or self.index.sizes(()))
         return [shown]

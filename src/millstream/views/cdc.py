@@ -38,7 +38,6 @@ class Feed(msgspec.Struct, frozen=True):
         return f"coalesce({inside}after.`{key}`, {inside}before.`{key}`)"
 
     def key_of(self, key: str, row: dict[str, Any]) -> Any:
-        """The key of a record, in Python."""
         if self.kind == "upserts":
             return row.get(key)
         inside = (row if self.envelope is None else row[self.envelope]) or {}
@@ -47,11 +46,7 @@ class Feed(msgspec.Struct, frozen=True):
 
 
 def upserts(*, deleted: Any = None) -> Feed:
-    """Every row is a document. deleted: a field, or a function of the row, that says that it is gone.
-
-    >>> upserts(deleted="gone").kind
-    'upserts'
-    """
+    """Every row is a document. deleted: a field, or a function of the row, that says that it is gone."""
     if deleted is not None and not isinstance(deleted, str) and not callable(deleted):
         raise DefinitionError(f"ms.changes.upserts(deleted={deleted!r}): give a field's name, or a function of the row")
     return Feed("upserts", deleted=deleted)
@@ -59,11 +54,7 @@ def upserts(*, deleted: Any = None) -> Feed:
 
 def debezium(*, value: str | None = None, version: str | None = "source.lsn") -> Feed:
     """Change events of Debezium. value: the column that holds them; None: before, after, op and source are columns themselves. version: a path inside
-    that says the order: source.lsn (Postgres), source.pos, ts_ms, ...
-
-    >>> debezium(version="ts_ms").version
-    'ts_ms'
-    """
+    that says the order: source.lsn (Postgres), source.pos, ts_ms, ..."""
     return Feed("debezium", value, version)
 
 

@@ -27,15 +27,11 @@ _SHORT = 300  # characters of a value that is told
 
 
 class Discrepancy(msgspec.Struct, frozen=True):
-    """Something that is not as it should be.
-
-    what: "contribution", "total", "shown", "node", "count", "generation" or "group" of a view; "left", "right" or "count" of a join; "row" if one cannot be
-    read. With what="document", view is the table (or the view or join that is the sender), and group the document's key.
-    """
+    """Something that is not as it should be. With what="document", view is the table (or the view or join that is the sender), and group the document's key."""
 
     view: str
     group: Any
-    what: str
+    what: str  # of a view: contribution, total, shown, node, count, generation, group; of a join: left, right, count; row: it cannot be read; document
     origin: Any = None
     found: Any = None
     expected: Any = None
@@ -116,7 +112,6 @@ def compared(
 
 
 def unreadable(consumer: ViewOperator, text: str, error: Exception) -> Discrepancy:
-    """A row that makes no sense."""
     return Discrepancy(consumer.sending.name, key_of(text), "row", None, f"cannot be read: {type(error).__name__}: {error}")
 
 
@@ -133,7 +128,7 @@ def differences(
         return
     if generation is not None and row.generation != generation:
         yield Discrepancy(name, group, "generation", None, row.generation, generation)
-    if view.rules.origins:
+    if view.origins:
         found = view.contributions(row) if row.leaves <= row.count else {}
         for origin in sorted(found.keys() | expected.keys()):
             if not _same(view, found.get(origin), expected.get(origin)):
@@ -162,7 +157,7 @@ def _results(view: Aggregate, group: Any, row: GroupRow, expected: Mapping[str, 
         shown = [view.index.told(shown[0], view.index.counted(parts))]
     if not _same(view, row.shown, view.decode(view.encode(shown))):
         yield Discrepancy(name, group, "shown", None, row.shown[0] if row.shown else None, shown[0] if shown else None)
-    if view.index and (row.leaves or not view.rules.origins):
+    if view.index and (row.leaves or not view.origins):
         yield from _references(view, group, row, parts)
 
 
@@ -236,7 +231,7 @@ def has_entries(consumer: ViewOperator, row: GroupRow | JoinRow) -> bool:
     """Whether a row of a view or a join has entries beside it."""
     if isinstance(row, JoinRow):
         return row.beside
-    return bool(row.leaves) or (isinstance(consumer, Aggregate) and bool(consumer.index) and not consumer.rules.origins)
+    return bool(row.leaves) or (isinstance(consumer, Aggregate) and bool(consumer.index) and not consumer.origins)
 
 
 def collected(given: Iterable[Contribution]) -> dict[str, dict[str, Expected]]:
@@ -248,7 +243,6 @@ def collected(given: Iterable[Contribution]) -> dict[str, dict[str, Expected]]:
 
 
 def add(expected: Expected, origin: str, parts: list[Any], right: bool) -> None:
-    """One contribution more."""
     if right:
         expected.right = parts
     else:

@@ -15,17 +15,16 @@ from millstream.core.backfill import Derivation
 from millstream.core.statekind import Codec
 from millstream.core.topology import DEAD_LETTER, PRODUCED, STRONG, WEAK, ComputationSpec, Input, RelationSpec
 from millstream.reducers.base import spelled
-from millstream.views.aggregate import Aggregate, AggregateRules
+from millstream.views.aggregate import Aggregate
 from millstream.views.change import ViewCodec
 from millstream.views.dsl import JOIN, TABLE, VIEW, Joined, Mapped, PipelineTable, Relation, View, own_key
 from millstream.views.fingerprint import fingerprint
-from millstream.views.join import Join, JoinRules
+from millstream.views.join import Join
 from millstream.views.operator import Downstream, Sending, Shown
 from millstream.views.table import DocumentTable
 
 
 def compiled(relations: Sequence[Relation], codec: Codec) -> list[ComputationSpec]:
-    """The computations of a pipeline's tables, views and joins."""
     downstreams: dict[str, list[Downstream]] = {relation.name: [] for relation in relations}
     inputs: dict[str, list[Input]] = {relation.name: [] for relation in relations}
     for relation in relations:
@@ -72,14 +71,14 @@ def _specified(relation: Relation, downstreams: Sequence[Downstream], inputs: Se
     elif isinstance(relation, View):
         options, reducer, of = relation.options, relation.reducer, relation.of
         kind, spec = VIEW, RelationSpec(options.origins, reducer.remove is not None, is_strong=options.production == STRONG)
-        factory = partial(Aggregate, sending, AggregateRules(reducer, options.origins, options.inline))
+        factory = partial(Aggregate, sending, reducer, options.origins, options.inline)
         seen = fingerprint(of.mapped.links, of.group, reducer, options.origins)
         derives = Derivation(senders, options.version, seen, options.keep)
         renamed = options.renamed_from
     else:
         assert isinstance(relation, Joined)
         kind, spec = JOIN, RelationSpec(how=relation.how)
-        factory = partial(Join, sending, JoinRules(f"{relation.name}~left", relation.how))
+        factory = partial(Join, sending, f"{relation.name}~left", relation.how)
         seen = fingerprint(relation.left.mapped.links, relation.left.group, relation.right.links, relation.how)
         derives = Derivation(senders, "", seen, is_join=True)
     return ComputationSpec(

@@ -24,8 +24,7 @@ TABLE, VIEW, JOIN = "table", "view", "join"  # kinds, as manifests say them
 class Definitions(Protocol):
     """The pipeline, as definitions see it."""
 
-    def _define(self, relation: Relation) -> None:
-        """Takes a relation in, if its name is free."""
+    def _define(self, relation: Relation) -> None: ...
 
     def _changes_of(self, relation: Relation) -> Any: ...
 
@@ -76,8 +75,7 @@ class Mapped:
         """Every document with the one of another table or view whose key it names: {"left": ..., "right": ...}.
 
         on: the field (or fields, for a key that is a tuple) that holds the other's key, or a function of the document; by default both have the same key.
-        how: "inner" leaves documents without a right one out, "left" gives them None. name: of its state, by default made of both names.
-        """
+        how: "inner" leaves documents without a right one out, "left" gives them None. name: of its state, by default made of both names."""
         fields: Sequence[Any] = [own_key] if on is None else [on] if isinstance(on, str) or callable(on) else on
         return self.by(*fields).join(right, how=how, name=name)
 
@@ -184,8 +182,6 @@ class PipelineTable(Relation):
 
 
 class ViewOptions(msgspec.Struct, frozen=True):
-    """What `reduce` takes beside the reducer and the name."""
-
     origins: bool
     version: str
     keep: bool

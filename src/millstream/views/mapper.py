@@ -25,6 +25,8 @@ MAP, FLAT_MAP, FILTER = "map", "flat_map", "filter"
 
 Link = tuple[str, Callable[[Document], Any]]  # what it is, and the user's function
 MapChain = Callable[[Document], Iterable[Document]]
+GroupBy = Sequence[str] | Callable[[Document], Any]  # names of fields, or the user's function
+Lift = Callable[[Any, Any], Any] | None  # what of a value and its version travels; None: the value
 Pairs = dict[str, list[Any]]  # by group's key text: the parts
 
 
@@ -36,8 +38,7 @@ class MapFailed(HookError):
         self.why = why
 
 
-def group_of(by: Sequence[str] | Callable[[Document], Any]) -> Callable[[Document], Any]:
-    """A function that gives the group of a document."""
+def group_of(by: GroupBy) -> Callable[[Document], Any]:
     if callable(by):
         return by
     names = tuple(by)
@@ -106,10 +107,8 @@ def _blamed(view: str, document: Document, error: Exception) -> MapFailed:
     return MapFailed(view, document.key, f"{type(error).__name__}: {error}")
 
 
-def pairs_of(
-    view: str, links: Sequence[Link], by: Sequence[str] | Callable[[Document], Any], lift: Callable[[Any, Any], Any] | None
-) -> Callable[[Sequence[Document]], Pairs]:
-    """A function that gives the pairs of the documents of one origin. lift: what of a value and its version travels; None: the value."""
+def pairs_of(view: str, links: Sequence[Link], by: GroupBy, lift: Lift) -> Callable[[Sequence[Document]], Pairs]:
+    """A function that gives the pairs of the documents of one origin."""
     chain, group = linked(links), group_of(by)
     is_direct = not links
 
@@ -132,9 +131,7 @@ def pairs_of(
     return pairs
 
 
-def single_of(
-    view: str, links: Sequence[Link], by: Sequence[str] | Callable[[Document], Any], lift: Callable[[Any, Any], Any] | None
-) -> Callable[[Document], tuple[str, Any]] | None:
+def single_of(view: str, links: Sequence[Link], by: GroupBy, lift: Lift) -> Callable[[Document], tuple[str, Any]] | None:
     """A function for a map that gives every document exactly one pair; None if it does not."""
     if links:
         return None

@@ -24,33 +24,29 @@ from millstream.core.keys import key_of
 from millstream.core.statekind import Codec
 from millstream.core.visit import AHEAD, BEHIND, NOW
 from millstream.views.change import INSERT, REMOVE, RESTATED, UPDATE, Document, packed, unchanged
-from millstream.views.mapper import Link, MapFailed, Pairs, linked, pairs_of, single_of
+from millstream.views.mapper import Lift, Link, MapFailed, Pairs, linked, pairs_of, single_of
 
 CHANGES, CHANGELOG, LATEST = "changes", "changelog", "latest"
 
 
 class Downstream(msgspec.Struct, frozen=True):
-    """A consumer of a sender's changes. stream: the way to it. links and by: its map; lift: what of a mapped value and its version travels; None: the
-    value itself.
-
-    right: it takes the documents themselves, under their own keys (the right side of a join).
-    """
+    """A consumer of a sender's changes, and its map."""
 
     consumer: str
-    stream: str
+    stream: str  # the way to it
     links: tuple[Link, ...] = ()
     by: Any = ()
-    lift: Callable[[Any, Any], Any] | None = None
+    lift: Lift = None
     origins: bool = True
-    right: bool = False
+    right: bool = False  # it takes the documents themselves, under their own keys: the right side of a join
     dead_letters: str | None = None
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A stream on which a sender tells its own changes. how: CHANGES gives [prev, next], CHANGELOG gives them by name, LATEST gives next."""
+    """A stream on which a sender tells its own changes."""
 
     stream: str
-    how: str
+    how: str  # CHANGES gives [prev, next], CHANGELOG gives them by name, LATEST gives next
 
 
 class Sending(msgspec.Struct, frozen=True):

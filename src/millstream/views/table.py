@@ -62,8 +62,6 @@ class TableRules(msgspec.Struct, frozen=True):
 
 
 class DocumentTable(ViewOperator):
-    """A table. Its key is that of the documents."""
-
     State = DocumentRow
 
     def __init__(self, sending: Sending, rules: TableRules) -> None:
