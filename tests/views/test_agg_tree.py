@@ -10,7 +10,7 @@ import pytest
 
 import millstream as ms
 from millstream.core import subkeys
-from millstream.reducers import Reducer
+from millstream.reducers.base import Reducer
 from millstream.views.agg_tree import FAN, LEAST, LOAD, DoesNotReduce, Tree, address, compact_all, depth, hashed, leaf_of
 
 encode, decode = ms.codecs.msgpack.encoder(), ms.codecs.msgpack.decoder(object)

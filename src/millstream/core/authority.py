@@ -43,10 +43,6 @@ class Standing(msgspec.Struct):
     crowded: bool = False  # a shard has more timers than one epoch may fire
 
 
-def _oldest(*times: int | None) -> int | None:
-    return min((time for time in times if time is not None), default=None)
-
-
 def propagate(
     topology: Topology,
     injectors: Mapping[str, Progress],
@@ -76,8 +72,7 @@ def propagate(
             )
         low = max(low, was.low)
         overdue = was.next_low if was.next_low is not None and was.next_low <= (low if was.crowded else was.low) else None
-        output = _oldest(low, was.held, overdue)
-        assert output is not None
+        output = min(time for time in (low, was.held, overdue) if time is not None)
         result[spec.name] = msgspec.structs.replace(was, low=low, output=max(output, was.output))
     return result
 
@@ -105,8 +100,7 @@ def _cycles(topology: Topology, injectors: Mapping[str, Progress], before: Mappi
                     times.append(injectors[i.stream].used)
                 elif topology.producer(i.stream) not in members:
                     times.append(before.get(topology.producer(i.stream), Standing()).output)
-        oldest = _oldest(*times)
-        found.append(BEGINNING if oldest is None else oldest)
+        found.append(min((time for time in times if time is not None), default=BEGINNING))
     return found
 
 
@@ -116,15 +110,9 @@ def times(topology: Topology, standings: Mapping[str, Standing], before: Mapping
     newest = _newest(standings, before)
     for name, standing in standings.items():
         was = before.get(name, Standing())
+        late_before = was.low if was.low < END else BEGINNING
         least = standing.low if name in topology.cycle_of else was.output
-        found[name] = Times(
-            now=now,
-            late_before=was.low if was.low < END else BEGINNING,
-            low_watermark=standing.low,
-            epoch=epoch,
-            least=least if least < END else newest,
-            promised=standing.output,
-        )
+        found[name] = Times(now, late_before, standing.low, epoch, least if least < END else newest, standing.output)
     return found
 
 

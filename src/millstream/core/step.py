@@ -279,16 +279,8 @@ class Step:
                     f"stream {one.stream!r} into computation {self.name!r}: {one.why}, in the record {repr(one.value)[:500]}. Nothing of this epoch was "
                     f"committed. Correct the source, or send such records to a stream with compute(..., on_error=ms.DEAD_LETTER)."
                 )
-            value = {
-                "stream": one.stream,
-                "value": one.value,
-                "timestamp": one.timestamp,
-                "id": one.id,
-                "computation": self.name,
-                "error": f"InputError: {one.why}",
-                "traceback": "",
-            }
-            body = self._encoded(value)
+            record = {"stream": one.stream, "value": one.value, "timestamp": one.timestamp, "id": one.id}
+            body = self._encoded({**record, "computation": self.name, "error": f"InputError: {one.why}", "traceback": ""})
             nth = known[body] = known.get(body, -1) + 1
             name = blake2b(f"{self.name}\0rejected\0{nth}\0".encode() + body, digest_size=16).hexdigest()
             caused = one.timestamp if wrong_time(one.timestamp) is None else times.low_watermark

@@ -167,7 +167,7 @@ class Topology:
         self.levels = self._laid_out()
         self.group_of = {name: group for groups in self.levels for group in groups for name in group.computations}
         self.routes = self._routes()
-        self.cycles = _cycles(self)
+        self.cycles = _cycles(self.computations)
         self.cycle_of = {name: at for at, members in enumerate(self.cycles) for name in members}
         self.same_key_streams = frozenset(i.stream for spec in self.computations for i in spec.inputs if self._fused(spec.name, i.stream))
 
@@ -247,7 +247,8 @@ class Topology:
         while left:
             free = [spec for spec in left if all(i.stream in ready or self.edges[i.stream, spec.name] == STRONG for i in spec.inputs)]
             if not free:
-                names = " → ".join(spec.name for spec in _circling(left))
+                circling = frozenset().union(*_cycles(left))
+                names = " → ".join(spec.name for spec in left if spec.name in circling)
                 raise DefinitionError(
                     f"the streams form a cycle through {names}. Weak edges deliver within one epoch, so a cycle would never end: "
                     f"make one of its edges strong, with compute(..., production={{stream: ms.STRONG}}) or stream.via(ms.STRONG)."
@@ -353,13 +354,13 @@ def edge_after(before: EdgeState, stored: bool, why: str, millis: float | None, 
     return EdgeState(calm < CALM, why if calm < CALM else "", calm if calm < CALM else 0, stored)
 
 
-def _cycles(topology: Topology) -> list[frozenset[str]]:
+def _cycles(computations: Sequence[ComputationSpec]) -> list[frozenset[str]]:
     """The sets of computations that feed each other."""
     readers: dict[str, set[str]] = {}
-    for spec in topology.computations:
+    for spec in computations:
         for i in spec.inputs:
             readers.setdefault(i.stream, set()).add(spec.name)
-    next_of = {spec.name: {name for stream in spec.streams for name in readers.get(stream, ())} for spec in topology.computations}
+    next_of = {spec.name: {name for stream in spec.streams for name in readers.get(stream, ())} for spec in computations}
     reach: dict[str, set[str]] = {}
     for start in next_of:
         found = reach[start] = set()
@@ -370,17 +371,6 @@ def _cycles(topology: Topology) -> list[frozenset[str]]:
             ahead += new
     cycles = {frozenset(b for b in reach if b in reach[a] and a in reach[b]) for a in reach if a in reach[a]}
     return sorted(cycles, key=sorted)
-
-
-def _circling(left: Sequence[ComputationSpec]) -> list[ComputationSpec]:
-    """Those of some computations that are part of a cycle, without what only reads from one."""
-    circling = list(left)
-    while True:
-        read = {i.stream for spec in circling for i in spec.inputs}
-        kept = [spec for spec in circling if read & set(spec.streams)]
-        if len(kept) == len(circling):
-            return kept
-        circling = kept
 
 
 def _plain(key: Any) -> Any:

@@ -12,30 +12,3 @@
 
 Pure: value in, value out (`law_checks` draws lots, by a seed). Nothing here knows a group, a document, a window, or where a total is kept.
 """
-
-from millstream.reducers.base import Reducer
-from millstream.reducers.composite import Several, as_reducer
-from millstream.reducers.extremes import bottom, first, last, max, min, top
-from millstream.reducers.law_checks import assert_reducer
-from millstream.reducers.sums import count, mean, stats, sum
-from millstream.reducers.values import any_value, collect, count_distinct
-
-__all__ = [
-    "Reducer",
-    "Several",
-    "any_value",
-    "as_reducer",
-    "assert_reducer",
-    "bottom",
-    "collect",
-    "count",
-    "count_distinct",
-    "first",
-    "last",
-    "max",
-    "mean",
-    "min",
-    "stats",
-    "sum",
-    "top",
-]

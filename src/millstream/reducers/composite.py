@@ -139,8 +139,6 @@ def as_reducer(positional: Any, named: Mapping[str, Any]) -> Reducer:
             f"reduce({_told(positional)}, {', '.join(f'{name}=' for name in named)}): give one reducer, or several by name, and not both"
         )
     if named:
-        for name, reducer in named.items():
-            _check(reducer, f"{name}=")
         return Several(named)
     if positional is None:
         raise DefinitionError("reduce(): give a reducer, such as ms.count(), or several by name: people=ms.count(), age=ms.mean('age')")

@@ -24,15 +24,11 @@ class FieldReducer(Reducer):
         self.name = type(self).__name__
         self.field = field
         self.where = where
-        self._item: str | None = None
-        self._function: Callable[[Any], Any] | None = None
-        if isinstance(field, str):
-            self._item = field
-        elif isinstance(field, Reducer):
+        self._item = field if isinstance(field, str) else None
+        self._function = None if isinstance(field, str) else field
+        if isinstance(field, Reducer):
             raise DefinitionError(f"{self.name}({field!r}): a reducer reads a field or a function of the value, not another reducer")
-        elif callable(field):
-            self._function = field
-        elif field is not None:
+        if field is not None and not isinstance(field, str) and not callable(field):
             raise DefinitionError(
                 f"{self.name}({field!r}): give the name of a field or a function of the value, or nothing for the value itself"
             )

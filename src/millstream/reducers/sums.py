@@ -136,34 +136,18 @@ class stats(Numbers):
         return [1, compared, compared, x, exact.squared(x)]
 
     def combine(self, a: Any, b: Any) -> Any:
-        return [
-            a[0] + b[0],
-            extreme((a[1], b[1]), self, False),
-            extreme((a[2], b[2]), self, True),
-            exact.plus(a[3], b[3]),
-            exact.plus(a[4], b[4]),
-        ]
+        least, greatest = extreme((a[1], b[1]), self, False), extreme((a[2], b[2]), self, True)
+        return [a[0] + b[0], least, greatest, exact.plus(a[3], b[3]), exact.plus(a[4], b[4])]
 
     def fold(self, parts: Iterable[Any]) -> Any:
         columns = list(zip(*[part for part in parts if part is not None], strict=True))
         if not columns:
             return None
-        counts, least, greatest, sums, squares = columns
-        return [
-            builtins.sum(counts),
-            extreme(least, self, False),
-            extreme(greatest, self, True),
-            exact.total(sums),
-            exact.total(squares),
-        ]
+        counts, lows, highs, sums, squares = columns
+        least, greatest = extreme(lows, self, False), extreme(highs, self, True)
+        return [builtins.sum(counts), least, greatest, exact.total(sums), exact.total(squares)]
 
     def finish(self, total: Any) -> Any:
         count, least, greatest, x, squares = total
-        return {
-            "count": count,
-            "min": least,
-            "max": greatest,
-            "sum": exact.shown(x),
-            "mean": exact.divided(x, count),
-            "stddev": exact.deviation(count, x, squares),
-        }
+        mean, deviation = exact.divided(x, count), exact.deviation(count, x, squares)
+        return {"count": count, "min": least, "max": greatest, "sum": exact.shown(x), "mean": mean, "stddev": deviation}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 from zlib import crc32
 
-from millstream.reducers import Reducer
+from millstream.reducers.base import Reducer
 
 LOAD = 8  # contributions per leaf, at most on average
 LEAST = 3  # and at least

@@ -14,7 +14,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -24,7 +24,7 @@ from millstream.core.keys import key_text
 from millstream.core.mapstate import MapState
 from millstream.core.record import Record
 from millstream.errors import HookError
-from millstream.reducers import Reducer
+from millstream.reducers.base import Reducer
 from millstream.views.agg_tree import DoesNotReduce, Tree, compact_all, depth
 from millstream.views.change import INSERT, RESTATED, UPDATE, Document, unchanged, unpacked
 from millstream.views.distinct import ReferenceIndex
@@ -204,11 +204,9 @@ class Aggregate(ViewOperator):
     def contributions(self, row: GroupRow) -> dict[str, list[Any]]:
         return dict(self._tree(row).items()) if row.leaves else row.inline
 
-    def total_of(self, contributions: Iterable[list[Any]]) -> Any:
-        """The total that a row of such contributions keeps."""
-        if self.inverts:
-            return self._moved(None, [part for parts in contributions for part in parts], ())
-        return compact_all(self.reducer, contributions)
+    def total_of(self, parts: Sequence[Any]) -> Any:
+        """The total that a row of such parts keeps."""
+        return self._moved(None, parts, ()) if self.inverts else self.reducer.fold(parts)
 
     def documents(self, key: Any, state: GroupRow) -> Iterator[tuple[str, list[Document]]]:
         if state.shown:

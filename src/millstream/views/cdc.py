@@ -105,7 +105,8 @@ def _path(given: Any) -> Callable[[Any], Any] | None:
     if isinstance(given, str):
         return partial(_walk, tuple(given.split("."))) if "." in given else itemgetter(given)
     if isinstance(given, (list, tuple)) and given:
-        return partial(_several, tuple(_path(one) for one in given))  # type: ignore[misc]
+        paths: Any = [_path(one) for one in given]
+        return lambda row: [path(row) for path in paths]
     raise DefinitionError(f"version={given!r}: give a field's name, a list of names, or a function of the row")
 
 
@@ -117,16 +118,8 @@ def _walk(names: Sequence[str], row: Any) -> Any:
     return row
 
 
-def _several(paths: Sequence[Callable[[Any], Any]], row: Any) -> list[Any]:
-    return [path(row) for path in paths]
-
-
 def _sorted(row: Any) -> Any:
     """Fields in one order, whoever brought them."""
     if row.__class__ is dict:
-        return {name: _sorted(value) for name, value in sorted(row.items(), key=_name)}
+        return {name: _sorted(value) for name, value in sorted(row.items(), key=lambda item: str(item[0]))}
     return [_sorted(value) for value in row] if row.__class__ is list else row
-
-
-def _name(item: tuple[Any, Any]) -> str:
-    return str(item[0])

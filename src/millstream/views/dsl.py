@@ -9,7 +9,9 @@ import msgspec
 
 from millstream.core.topology import DEAD_LETTER, FAIL, STRONG, WEAK, Input, check_columns
 from millstream.errors import DefinitionError
-from millstream.reducers import Reducer, any_value, as_reducer
+from millstream.reducers.base import Reducer
+from millstream.reducers.composite import as_reducer
+from millstream.reducers.values import any_value
 from millstream.views.aggregate import INLINE_BYTES
 from millstream.views.change import Document
 from millstream.views.distinct import by_reference

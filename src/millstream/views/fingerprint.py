@@ -16,7 +16,7 @@ from hashlib import blake2b
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from millstream.reducers import Reducer
+from millstream.reducers.base import Reducer
 
 _PLAIN = (str, int, float, bytes, bool, type(None))
 

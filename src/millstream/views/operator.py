@@ -167,15 +167,9 @@ class ViewOperator(Computation):
 
     def _letter(self, downstream: Downstream, document: Document, error: MapFailed) -> None:
         self.tally(f"dead in {downstream.consumer}")
-        letter = {
-            "stream": f"{self.sending.name}.changes",
-            "value": document.value,
-            "timestamp": self._visit.caused(),
-            "id": None,
-            "computation": downstream.consumer,
-            "error": error.why,
-            "traceback": "".join(traceback.format_exception(error.__cause__)) if error.__cause__ is not None else "",
-        }
+        trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ is not None else ""
+        record = {"stream": f"{self.sending.name}.changes", "value": document.value, "timestamp": self._visit.caused(), "id": None}
+        letter = {**record, "computation": downstream.consumer, "error": error.why, "traceback": trace}
         self.produce(letter, stream=downstream.dead_letters)
 
     def _hand_over(self, downstream: Downstream, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:

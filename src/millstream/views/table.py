@@ -76,12 +76,9 @@ class DocumentTable(ViewOperator):
         body = None if deleted else self.encode(document)
         state = self.state
         if not rules.versioned:
-            if not state.has_new or (record.timestamp, deleted, body or b"") > (
-                state.new_version,
-                state.new_body is None,
-                state.new_body or b"",
-            ):
-                state.has_new, state.new_version, state.new_body, state.document = True, record.timestamp, body, document
+            time, new = record.timestamp, state.new_body
+            if not state.has_new or (time, deleted, body or b"") > (state.new_version, new is None, new or b""):
+                state.has_new, state.new_version, state.new_body, state.document = True, time, body, document
             return
         if version.__class__ is not int:
             version = ordered(version, self.sending.name)
