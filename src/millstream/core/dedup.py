@@ -101,17 +101,15 @@ def dedup(horizon: Duration = "10m", *, slack: Duration = 0) -> Dedup:
 
 
 class IdRows(Protocol):
-    """The records of one stream that are asked about: a hash of each one's name (uint64), and names by position."""
+    """The records of one stream that are asked about: a hash of each one's name (uint64), names by position, as a list or a Packed, and canonical order."""
 
     hashes: Any
 
     def ids(self, positions: Any) -> list[bytes]: ...
 
-    def packed(self, positions: Any) -> bytes:
-        """Names as a Packed."""
+    def packed(self, positions: Any) -> bytes: ...
 
-    def in_order(self, positions: Any) -> Any:
-        """The positions in canonical order."""
+    def in_order(self, positions: Any) -> Any: ...
 
 
 class DedupCounts(msgspec.Struct):

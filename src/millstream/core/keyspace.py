@@ -37,25 +37,21 @@ STATE_HOLD = ("", 0, "")
 
 
 class Store(Protocol):
-    """The committed entries of a shard, as the step reads them."""
+    """The committed entries of a shard, as the step reads them. A scan gives those with start <= key < stop, in order."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
-    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < stop, in order."""
+    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]: ...
 
 
 class OpenStore(Store, Protocol):
-    """A Store that is held open until it is closed; deduplication reads its keys alone."""
+    """A Store that is held open until it is closed. Deduplication reads its keys alone. stats: what whoever keeps the entries says of itself, or None."""
 
-    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """Keys of entries with start <= key < stop, in order."""
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]: ...
 
-    def stats(self) -> Any:
-        """What whoever keeps the entries says of itself; None if nothing."""
+    def stats(self) -> Any: ...
 
-    def close(self) -> None:
-        """Nobody reads any more."""
+    def close(self) -> None: ...
 
 
 class NoEntries:

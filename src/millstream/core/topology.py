@@ -173,29 +173,22 @@ class Topology:
 
     def __getstate__(self) -> dict[str, Any]:
         """What workers get: without sources and the expressions of injected streams, which belong to the driver."""
-        injectors = {
-            name: msgspec.structs.replace(i, source=None, timestamp=_plain(i.timestamp), id=_plain(i.id), watermark=i.watermark.for_tasks())
-            for name, i in self.injectors.items()
-        }
+        replace = msgspec.structs.replace
+        injectors: dict[str, Injector] = {}
+        for name, one in self.injectors.items():
+            watermark = replace(one.watermark, function=None)
+            injectors[name] = replace(one, source=None, timestamp=_plain(one.timestamp), id=_plain(one.id), watermark=watermark)
 
-        def stripped(stream: str, key: Any) -> Any:
-            return _plain(key) if stream in self.injectors else key
+        def stripped(one: Any) -> Any:
+            return replace(one, key=_plain(one.key)) if one.stream in self.injectors else one
 
-        computations = tuple(
-            msgspec.structs.replace(spec, inputs=tuple(msgspec.structs.replace(i, key=stripped(i.stream, i.key)) for i in spec.inputs))
-            for spec in self.computations
-        )
+        computations = tuple(replace(spec, inputs=tuple(map(stripped, spec.inputs))) for spec in self.computations)
         by_name = {spec.name: spec for spec in computations}
-        return {
-            **self.__dict__,
-            "injectors": injectors,
-            "computations": computations,
-            "by_name": by_name,
-            "routes": tuple(msgspec.structs.replace(route, key=stripped(route.stream, route.key)) for route in self.routes),
-            "_producer": {
-                stream: injectors[p.name] if isinstance(p, Injector) else by_name[p.name] for stream, p in self._producer.items()
-            },  # a computation may be called like an injector
+        producers = {  # a computation may be called like an injector
+            stream: injectors[one.name] if isinstance(one, Injector) else by_name[one.name] for stream, one in self._producer.items()
         }
+        found = {"injectors": injectors, "computations": computations, "by_name": by_name, "_producer": producers}
+        return {**self.__dict__, **found, "routes": tuple(map(stripped, self.routes))}
 
     def _producers(self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec]) -> dict[str, ComputationSpec | Injector]:
         producer: dict[str, ComputationSpec | Injector] = {injector.name: injector for injector in injectors}

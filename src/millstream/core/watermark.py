@@ -111,9 +111,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """The watermark that follows from what is known, and what holds it there."""
         raise NotImplementedError
 
-    def for_tasks(self) -> Policy:
-        return msgspec.structs.replace(self, function=None)
-
     def going_on(self, value: int, holder: str, silence: int) -> tuple[int, str]:
         """Rule 6: a watermark and its holder, after a silence."""
         if self.onward is None or silence < self.onward or value == BEGINNING:

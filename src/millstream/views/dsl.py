@@ -135,6 +135,7 @@ class Relation(Mapped):
 
     name: str
     fields: Collection[str] | None = None  # of its rows, where that can be told
+    senders: tuple[Relation, ...] = ()
 
     def __init__(self, name: str, pipeline: Definitions) -> None:
         super().__init__(self)
@@ -147,10 +148,6 @@ class Relation(Mapped):
     def changes(self) -> Any:
         """Its changes as a stream of [prev, next] under the row's key, for `compute`."""
         return self.pipeline._changes_of(self)
-
-    @property
-    def senders(self) -> tuple[Relation, ...]:
-        return ()
 
     def show(self, how: str) -> str:
         """The stream on which it tells its changes in a way."""
@@ -208,15 +205,11 @@ class View(Relation):
             raise DefinitionError(f"view {name!r}: on_error={options.on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
         if options.production not in (WEAK, STRONG):
             raise DefinitionError(f"view {name!r}: production={options.production!r}: use ms.WEAK or ms.STRONG")
-        self.of = of
+        self.of, self.senders = of, (source,)
         self.reducer = by_reference(reducer)
         self.options = options
         self.on_error = options.on_error
         super().__init__(name, source.pipeline)
-
-    @property
-    def senders(self) -> tuple[Relation, ...]:
-        return (self.of.mapped.source,)
 
 
 class Joined(Relation):
@@ -235,15 +228,10 @@ class Joined(Relation):
         if how not in (INNER, LEFT):
             raise DefinitionError(f'join(how={how!r}): use "inner" or "left"')
         source = left.mapped.source
-        self.left = left
-        self.right = right
-        self.how = how
+        self.left, self.right, self.how = left, right, how
+        self.senders = (source, right.source)
         self.collector: View | None = None
         super().__init__(name or f"{source.name}-{right.source.name}", source.pipeline)
-
-    @property
-    def senders(self) -> tuple[Relation, ...]:
-        return (self.left.mapped.source, self.right.source)
 
     def collected(self) -> View:
         """The joined rows by the left document's key, for whoever reads or publishes them."""
