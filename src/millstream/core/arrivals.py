@@ -31,11 +31,6 @@ class Rejected(msgspec.Struct, frozen=True):
     value: Any
     why: str
 
-    @property
-    def order(self) -> tuple[str, int, str, str]:
-        """Canonical order, so that a retry is deterministic."""
-        return self.stream, BEGINNING if self.timestamp is None else self.timestamp, self.id or "", repr(self.value)
-
 
 def wrapped(value: Any, why: str) -> dict[str, Any]:
     """A rejected record's value on its way (rule 4)."""

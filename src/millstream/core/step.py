@@ -120,7 +120,7 @@ class Step:
         bounds = arrivals.bounds
         visit = self._visit if self.wiring.dead_letters is None else self._forgiving
         if arrivals.rejected:
-            self._reject(sorted(arrivals.rejected, key=lambda one: one.order))
+            self._reject(sorted(arrivals.rejected, key=_canonical))
         scanned = self._backfill_scans() if times.scans else {}
         for group, text in enumerate(arrivals.keys):
             row_key = text.encode()
@@ -217,7 +217,7 @@ class Step:
                 for position in range(at, stop):
                     time = timestamps[position]
                     while visit.next_due <= time:
-                        self._fire_low()
+                        self._fire(visit.next_low())
                     if source is not None:
                         batch = batches[source[position]]
                     visit.cause = record = Record(key, time, batch, index[position])
@@ -408,24 +408,20 @@ class Step:
                 entry = timer_entry(kind, new, row_key)
                 self.delta[entry] = self.moved[entry] = b""
 
-    def _fire_low(self) -> None:
-        """Fires the earliest low-watermark timer that is due, unless it was cancelled."""
-        timer = self.visit.next_low()
-        if timer is not None:
-            self._fire(timer)
-
     def _fire_rest(self) -> None:
         visit = self.visit
         while True:
             if visit.next_due != END:
-                self._fire_low()
+                self._fire(visit.next_low())
                 continue
             timer = visit.next_wall() if visit.wall else None
             if timer is None:
                 return
             self._fire(timer)
 
-    def _fire(self, timer: Timer) -> None:
+    def _fire(self, timer: Timer | None) -> None:
+        if timer is None:
+            return  # it was cancelled since
         visit = self.visit
         visit.cause = timer
         visit.firings += 1
@@ -466,3 +462,7 @@ class Step:
             f"computation {self.name!r}, key {self.visit.key!r}: {type(error).__name__}: {error}\n{handling}"
             f"  The epoch was not committed; nothing is lost. Fix the code or the input and run again.\n{trace}"
         )
+
+
+def _canonical(one: Rejected) -> tuple[str, int, str, str]:
+    return one.stream, BEGINNING if one.timestamp is None else one.timestamp, one.id or "", repr(one.value)

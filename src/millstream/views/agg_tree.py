@@ -15,9 +15,10 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
+from millstream.core.mapstate import MapState
 from millstream.reducers.base import Reducer
 
 LOAD = 8  # contributions per leaf, at most on average
@@ -28,14 +29,6 @@ MOST_BYTES = 64 * 1024  # of a node: a reducer that does not reduce makes them l
 _MIX = 0x9E3779B97F4A7C15
 
 Leaf = dict[str, list[Any]]
-
-
-class NodeStore(Protocol):
-    """Where leaves and nodes are: a MapState of bytes."""
-
-    def get(self, sub_key: Any, default: Any = None) -> Any: ...
-    def set(self, sub_key: Any, value: Any) -> None: ...
-    def delete(self, sub_key: Any) -> None: ...
 
 
 class DoesNotReduce(ValueError):
@@ -79,9 +72,9 @@ class Tree:
     """The leaves of one group, while one message is worked in. `flush` writes what has changed."""
 
     def __init__(
-        self, entries: NodeStore, leaves: int, reducer: Reducer | None, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
+        self, entries: MapState, leaves: int, reducer: Reducer | None, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
     ) -> None:
-        """reducer: whose partials the nodes hold; None: no nodes are kept."""
+        """entries: where leaves and nodes are, as bytes. reducer: whose partials the nodes hold; None: no nodes are kept."""
         self.leaves = leaves
         self._entries = entries
         self._reducer = reducer

@@ -3,7 +3,7 @@
 Rules
 1. A contribution is kept per origin, the row that sent it. A message sets or removes it, so what is said twice counts once. Without origins, parts are
    only added and taken out, which is leaner, and repairs nothing.
-2. Up to a kilobyte of contributions stands in the row: one read and one write per group and epoch. More go into leaves (`leaves.py`), and come back when
+2. Up to a kilobyte of contributions stands in the row: one read and one write per group and epoch. More go into leaves (`agg_tree.py`), and come back when
    few are left.
 3. Reducers with an inverse keep their total in the row, with the number of parts inside: it tells a total of nothing from one of values that cancel out.
    Others keep partial results in inner nodes, or are folded anew while all stands in the row.
