@@ -33,8 +33,6 @@ Edge = tuple[str, str]  # stream, consumer
 
 
 class Standing(msgspec.Struct):
-    """Where a computation stands after an epoch."""
-
     low: int = BEGINNING
     output: int = BEGINNING
     held: int | None = None  # oldest hold of a state or timer

@@ -34,8 +34,6 @@ QUICK, SLOW = 250.0, 1_000.0  # milliseconds of a step between which a chunk sta
 
 
 class Derivation(msgspec.Struct, frozen=True):
-    """What a computation is derived from."""
-
     senders: tuple[str, ...]  # computations that speak to it
     version: str = ""  # the user's
     fingerprint: str = ""  # of the code

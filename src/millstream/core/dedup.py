@@ -106,9 +106,7 @@ class IdRows(Protocol):
     hashes: Any
 
     def ids(self, positions: Any) -> list[bytes]: ...
-
     def packed(self, positions: Any) -> bytes: ...
-
     def in_order(self, positions: Any) -> Any: ...
 
 

@@ -44,7 +44,6 @@ class Store(Protocol):
     """The committed entries of a shard, as the step reads them. A scan gives those with start <= key < stop, in order."""
 
     def get(self, key: bytes) -> bytes | None: ...
-
     def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]: ...
 
 
@@ -52,9 +51,7 @@ class OpenStore(Store, Protocol):
     """A Store that is held open until it is closed. Deduplication reads its keys alone. stats: what whoever keeps the entries says of itself, or None."""
 
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]: ...
-
     def stats(self) -> Any: ...
-
     def close(self) -> None: ...
 
 

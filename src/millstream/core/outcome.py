@@ -31,8 +31,6 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Wiring(msgspec.Struct, frozen=True):
-    """How a computation is connected."""
-
     name: str
     streams: tuple[str, ...]
     same_key: frozenset[str] = frozenset()
@@ -43,8 +41,6 @@ class Wiring(msgspec.Struct, frozen=True):
 
 
 class LateRecord(msgspec.Struct):
-    """One of the last late records, for people."""
-
     stream: str
     key: str
     timestamp: int

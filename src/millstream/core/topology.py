@@ -75,8 +75,6 @@ def as_key(key: Any) -> Any:
 
 
 class Input(msgspec.Struct, frozen=True):
-    """One stream into a computation."""
-
     stream: str
     key: Any  # a column name, a list of names, a Spark Column, a callable, None for the producer's, or PRODUCED for the production's, which may be another
     production: str | None = None  # what this edge says itself, None for what its producer says

@@ -37,11 +37,9 @@ _ENOUGH = 200  # records, before an estimate counts
 
 
 class SubProgress(msgspec.Struct):
-    """One sub-source: its newest timestamp, its watermark, and the wall clock when it last spoke."""
-
     newest: int
     watermark: int  # when it last spoke
-    heard: int
+    heard: int  # the wall clock then
     reached: int = BEGINNING  # its watermark after the last epoch, if it has gone on since
 
 

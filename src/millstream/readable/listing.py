@@ -37,10 +37,10 @@ class Opaque(msgspec.Struct, frozen=True):
 
 
 class MapView(msgspec.Struct):
-    """A MapState of a row: the field it is (empty if it is the whole state), how many entries it has, and the first of them."""
+    """A MapState of a row."""
 
-    field: str
-    entries: int
+    field: str  # empty if it is the whole state
+    entries: int  # how many there are
     first: list[tuple[Any, Any]]
 
 
@@ -57,11 +57,9 @@ class RowView(msgspec.Struct):
 
 
 class Listing(msgspec.Struct):
-    """Rows of a computation as of an epoch; `keys` is how many there are in all."""
-
     computation: str
     epoch: int
-    keys: int
+    keys: int  # how many there are in all
     rows: list[RowView]
 
 

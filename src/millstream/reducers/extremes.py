@@ -83,8 +83,6 @@ def extreme(values: Sequence[Any], reducer: Reducer, greatest: bool) -> Any:
 
 
 class Extreme(FieldReducer):
-    """The least or the greatest. Made by `min` and `max`."""
-
     greatest = False
 
     def lift(self, value: Any) -> Any:

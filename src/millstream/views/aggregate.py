@@ -37,8 +37,6 @@ BACK = 16  # so many or fewer return into the row
 
 
 class GroupRow(msgspec.Struct):
-    """A group."""
-
     generation: int = 0
     leaves: int = 0
     count: int = 0  # contributions; without origins, values
@@ -236,7 +234,7 @@ class Aggregate(ViewOperator):
         if row.count <= 0:
             return []
         total = row.total if self.inverts or row.leaves else compact_all(self.reducer, row.inline.values())
-        shown = self.reducer.show(self.bare(total))
+        shown = self.reducer.show(total[1] if self.inverts and total is not None else total)
         if self.index:
             is_inline = not row.leaves and self.origins
             sizes = self.index.counted(part for parts in row.inline.values() for part in parts) if is_inline else row.sizes

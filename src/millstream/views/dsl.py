@@ -27,7 +27,6 @@ class Definitions(Protocol):
     """The pipeline, as definitions see it."""
 
     def _define(self, relation: Relation) -> None: ...
-
     def _changes_of(self, relation: Relation) -> Any: ...
 
 

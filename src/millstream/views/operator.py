@@ -50,8 +50,6 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Sending(msgspec.Struct, frozen=True):
-    """All that a sender needs to know of those who hear it."""
-
     name: str
     codec: Codec
     downstreams: tuple[Downstream, ...] = ()
