@@ -1,6 +1,6 @@
 """Arrivals: the records for one shard of one computation in one epoch, in canonical order.
 
-Rejected records: those that reach a computation, and that no key's hooks can be called with.
+*Rejected* records are those that reach a computation, and that no key's hooks can be called with.
 
 Rules
 1. A record is rejected if it has no usable key (a column that is null, a key function that raises), no usable timestamp, no id although one was

@@ -115,10 +115,7 @@ def plain_view(row: RowView) -> dict[str, Any]:
         "key": plain(row.key),
         "shard": row.shard,
         "state": plain(row.state),
-        "maps": [
-            {"field": one.field, "entries": one.entries, "first": [[plain(key), plain(value)] for key, value in one.first]}
-            for one in row.maps
-        ],
+        "maps": [{**msgspec.structs.asdict(one), "first": [[plain(key), plain(value)] for key, value in one.first]} for one in row.maps],
         "timers": msgspec.to_builtins(row.timers),
         "hold": row.hold,
     }

@@ -15,7 +15,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, groupby
 from operator import eq, itemgetter
 from typing import Any
 
@@ -138,17 +138,13 @@ class Endmost(FieldReducer):
             raise DefinitionError(
                 f"{self.describe()} goes by the order of the values, and here they have none. Say by=, a field or a function."
             )
-        shown = self.read(value)
-        return None if shown is None else self._part(self.read_by(value, self.by), shown)
+        return self.lift_at(value, None)
 
     def lift_at(self, value: Any, order: Any) -> Any:
-        if self.by is not None:
-            return self.lift(value)
         shown = self.read(value)
-        return None if shown is None else self._part(order, shown)
-
-    def _part(self, by: Any, shown: Any) -> Any:
-        by = comparable(by, self)
+        if shown is None:
+            return None
+        by = comparable(order if self.by is None else self.read_by(value, self.by), self)
         return None if by is None else [by, shown]
 
     def combine(self, a: Any, b: Any) -> Any:
@@ -256,19 +252,13 @@ class Best(FieldReducer):
         return self._untied(entries)
 
     def _untied(self, entries: list[Any]) -> list[Any]:
+        by, place = (None, order_key) if self.by is None else (_first, _place)
         found: list[Any] = []
-        at = 0
-        while at < len(entries) and len(found) < self.n:
-            end = at + 1
-            if self.by is None:
-                while end < len(entries) and entries[end] == entries[at]:
-                    end += 1
-                found += sorted(entries[at:end], key=order_key)
-            else:
-                while end < len(entries) and entries[end][0] == entries[at][0]:
-                    end += 1
-                found += sorted(entries[at:end], key=_place) if end > at + 1 else entries[at:end]
-            at = end
+        for _, group in groupby(entries, by):
+            tied = list(group)
+            found += sorted(tied, key=place) if len(tied) > 1 else tied
+            if len(found) >= self.n:
+                break
         return found[: self.n]
 
     def _written(self) -> list[str]:

@@ -135,6 +135,7 @@ class Relation(Mapped):
     name: str
     fields: Collection[str] | None = None  # of its rows, where that can be told
     senders: tuple[Relation, ...] = ()
+    renamed_from: str | None = None
 
     def __init__(self, name: str, pipeline: Definitions) -> None:
         super().__init__(self)
@@ -207,7 +208,7 @@ class View(Relation):
         self.of, self.senders = of, (source,)
         self.reducer = by_reference(reducer)
         self.options = options
-        self.on_error = options.on_error
+        self.on_error, self.renamed_from = options.on_error, options.renamed_from
         super().__init__(name, source.pipeline)
 
 
