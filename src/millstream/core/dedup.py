@@ -203,14 +203,7 @@ def _hashes(store: OpenStore, key: bytes) -> Any:
 
 
 def check(
-    rule: Dedup,
-    stream: str,
-    store: OpenStore,
-    filters: SpanFilters,
-    rows: IdRows | None,
-    now: int,
-    epoch: int,
-    run: str = "",
+    rule: Dedup, stream: str, store: OpenStore, filters: SpanFilters, rows: IdRows | None, now: int, epoch: int, run: str = ""
 ) -> tuple[Any, dict[bytes, bytes | None], DedupCounts]:
     """Which records of one stream stay (a mask), what changes in the store, and the counts. rows: None if none came in. run: whose epoch it is."""
     prefix = IDS + stream.encode() + b"\0"

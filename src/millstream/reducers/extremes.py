@@ -261,9 +261,6 @@ class Best(FieldReducer):
                 break
         return found[: self.n]
 
-    def _written(self) -> list[str]:
-        return [str(self.n)]
-
 
 class top(Best):
     """The n values with the greatest `by` (a field or a function), the greatest first; shows the field, or the whole value.

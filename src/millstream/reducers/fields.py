@@ -20,6 +20,10 @@ Chosen = str | Callable[[Any], Any] | None
 class FieldReducer(Reducer):
     """The base of the builtin reducers, whose classes are called as users call them."""
 
+    n: Any = None  # what some of them have beside the field
+    by: Chosen = None
+    limit: int | None = None
+
     def __init__(self, field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> None:
         self.name = type(self).__name__
         self.field = field
@@ -63,21 +67,12 @@ class FieldReducer(Reducer):
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
-        return tuple(one for one in (self._function, getattr(self, "by", None), self.where) if callable(one))
-
-    def _written(self) -> list[str]:
-        """The arguments before the field."""
-        return []
+        return tuple(one for one in (self._function, self.by, self.where) if callable(one))
 
     def describe(self) -> str:
-        said = self._written()
-        if self.field is not None:
-            said.append(spelled(self.field))
-        by = getattr(self, "by", None)
-        if by is not None:
-            said.append(f"by={spelled(by)}")
-        if self.where is not None:
-            said.append(f"where={spelled(self.where)}")
+        said = [spelled(value) for value in (self.n, self.field) if value is not None]
+        named = {"by": self.by, "where": self.where, "limit": self.limit}
+        said += [f"{name}={spelled(value)}" for name, value in named.items() if value is not None]
         return f"{self.name}({', '.join(said)})"
 
 

@@ -115,7 +115,3 @@ class collect(FieldReducer):
                 f"{self.describe()}: a group has more than {MOST_COLLECTED:,} values. With limit=N the least N of them are kept."
             )
         return values[: self.limit]
-
-    def describe(self) -> str:
-        said = super().describe()
-        return said if self.limit is None else f"{said[:-1]}{', ' * (said[-2] != '(')}limit={self.limit})"

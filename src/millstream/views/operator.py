@@ -13,7 +13,7 @@ Rules
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -66,9 +66,7 @@ class ViewOperator(Computation):
         self.decode = sending.codec.decoder(object)
         self.sending = sending
         self.downstreams = sending.downstreams
-        self.pairs: list[Callable[[Sequence[Document]], Pairs]] = [
-            pairs_of(one.consumer, one.links, one.by, one.lift) for one in sending.downstreams
-        ]
+        self.pairs = [pairs_of(one.consumer, one.links, one.by, one.lift) for one in sending.downstreams]
         self.singles = [
             None if one.right or one.dead_letters is not None else single_of(one.consumer, one.links, one.by, one.lift)
             for one in sending.downstreams

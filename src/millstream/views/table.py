@@ -159,9 +159,7 @@ def _by_bytes(body: bytes | None, other: bytes | None) -> int:
 def ordered(version: Any, table: str) -> Any:
     """A version as it is kept: a number, a text or bytes, or a list of those."""
     kind = version.__class__
-    if kind is int or kind is str or kind is bytes:
-        return version
-    if kind is float and version == version:
+    if kind is int or kind is str or kind is bytes or (kind is float and version == version):
         return version
     if kind is tuple or kind is list:
         return [ordered(part, table) for part in version]
