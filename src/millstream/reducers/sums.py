@@ -88,11 +88,9 @@ class mean(Numbers):
     7.5
     """
 
-    # A part is [how many, their sum].
-
     def lift(self, value: Any) -> Any:
         x = self.term(self.read(value))
-        return None if x is None else [1, x]
+        return None if x is None else [1, x]  # how many, and their sum
 
     def combine(self, a: Any, b: Any) -> Any:
         return [a[0] + b[0], exact.plus(a[1], b[1])]
@@ -121,8 +119,6 @@ class stats(Numbers):
     {'count': 3, 'min': 7, 'max': 9, 'sum': 24, 'mean': 8.0, 'stddev': 1.0}
     """
 
-    # A part is [how many, least, greatest, their sum, the sum of their squares].
-
     empty = {"count": 0, "min": None, "max": None, "sum": None, "mean": None, "stddev": None}
 
     def lift(self, value: Any) -> Any:
@@ -133,7 +129,7 @@ class stats(Numbers):
         if number.__class__ is bool:
             number = int(number)
         compared = None if is_nan(number) else number
-        return [1, compared, compared, x, exact.squared(x)]
+        return [1, compared, compared, x, exact.squared(x)]  # how many, the least, the greatest, their sum, the sum of their squares
 
     def combine(self, a: Any, b: Any) -> Any:
         least, greatest = extreme((a[1], b[1]), self, False), extreme((a[2], b[2]), self, True)

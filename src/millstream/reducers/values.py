@@ -30,10 +30,8 @@ class count_distinct(FieldReducer):
     2
     """
 
-    # A part is the sorted list of their texts.
-
     empty = 0
-    indexed = True
+    indexed = True  # a part is the sorted list of their texts
 
     def lift(self, value: Any) -> Any:
         found = self.read(value)

@@ -24,11 +24,9 @@ from __future__ import annotations
 
 from typing import Any
 
-_READING = ("frame", "origins", "read")
-
 
 def __getattr__(name: str) -> Any:
-    if name in _READING:
+    if name in ("frame", "origins", "read"):
         from millstream.readable import relations
 
         return getattr(relations, name)

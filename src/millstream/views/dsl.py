@@ -132,7 +132,6 @@ class Grouped:
 class Relation(Mapped):
     """Rows that others can derive from: a table, a view or a join."""
 
-    name: str
     fields: Collection[str] | None = None  # of its rows, where that can be told
     senders: tuple[Relation, ...] = ()
     renamed_from: str | None = None
