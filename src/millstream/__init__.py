@@ -1,7 +1,7 @@
 """Millstream: MillWheel's model of stream processing on Spark, from Python."""
 
 from millstream import connector, errors, service, sinks, sources, testing, views
-from millstream.core import watermarks
+from millstream.core import watermark as watermarks
 from millstream.core.computation import Computation
 from millstream.core.dedup import dedup
 from millstream.core.mapstate import MapState
@@ -10,22 +10,13 @@ from millstream.core.record import Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import ADAPTIVE, DEAD_LETTER, FAIL, PRODUCED, STRONG, WEAK
 from millstream.pipeline import Pipeline, Stream
-from millstream.reducers import (
-    Reducer,
-    any_value,
-    bottom,
-    collect,
-    count,
-    count_distinct,
-    first,
-    last,
-    mean,
-    stats,
-    top,
-)
-from millstream.reducers import max as max
-from millstream.reducers import min as min
-from millstream.reducers import sum as sum
+from millstream.reducers.base import Reducer
+from millstream.reducers.extremes import bottom, first, last, top
+from millstream.reducers.extremes import max as max
+from millstream.reducers.extremes import min as min
+from millstream.reducers.sums import count, mean, stats
+from millstream.reducers.sums import sum as sum
+from millstream.reducers.values import any_value, collect, count_distinct
 from millstream.state import codec as codecs
 from millstream.views import cdc as changes
 

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.core import dedup as rules_of_ids
-from millstream.core.codec import Codec
 from millstream.core.computation import Computation, Forward
 from millstream.core.dedup import Dedup
 from millstream.core.outcome import DROP, HOOK
+from millstream.core.statekind import Codec
 from millstream.core.time import Duration, duration
 from millstream.core.topology import (
     DEAD_LETTER,
@@ -25,8 +25,7 @@ from millstream.core.topology import (
     Topology,
     as_key,
 )
-from millstream.core.watermark import Bounded, Policy
-from millstream.core.watermarks import bounded
+from millstream.core.watermark import Bounded, Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.sinks.base import Sink

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from millstream.reducers import Reducer
+from millstream.reducers.base import Reducer
 from millstream.reducers.order import order_key
 
 ints = st.integers(-9, 9) | st.integers(-(2**70), 2**70) | st.sampled_from([2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**63])

@@ -16,7 +16,7 @@ from reducerkit import shown
 
 import millstream as ms
 from millstream.errors import DefinitionError, HookError
-from millstream.reducers import Several, as_reducer
+from millstream.reducers.composite import Several, as_reducer
 
 
 def adult(person: Any) -> bool:
@@ -186,7 +186,7 @@ def test_a_reducer_without_combine_says_what_is_missing() -> None:
 
 
 def test_importing_reducers_loads_nothing_heavy_and_leaves_the_builtins_alone() -> None:
-    code = "from millstream import reducers; print(sum([1, 2]), min(3, 4), any([0]), type(reducers.sum()).__name__)"
+    code = "from millstream.reducers import sums; print(sum([1, 2]), min(3, 4), any([0]), type(sums.sum()).__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["3", "3", "False", "sum"]
 

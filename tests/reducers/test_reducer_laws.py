@@ -10,7 +10,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import DefinitionError
-from millstream.reducers import Several
+from millstream.reducers.composite import Several
 from millstream.reducers.order import order_key
 
 PEOPLE = [

@@ -17,7 +17,7 @@ from reducerkit import anything, finite, floats, ints, numbers, reduced, same, s
 
 import millstream as ms
 from effort import some
-from millstream.reducers import Several
+from millstream.reducers.composite import Several
 from millstream.reducers.order import identity, order_key
 
 shuffler = st.randoms(use_true_random=False)

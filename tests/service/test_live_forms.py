@@ -20,9 +20,8 @@ from livekit import Checkpoint, got, header, row, run, scanned, served
 import millstream as ms
 from effort import some
 from millstream.cli import main as cli
-from millstream.core import subkeys
 from millstream.core.keys import key_bytes
-from millstream.core.keyspace import ROW, decode_row, sub_prefix
+from millstream.core.keyspace import ROW, decode_row, encode_sub_key, sub_prefix
 from millstream.errors import RefusedRequest, TooLarge
 from millstream.service.limits import LIMIT, pages
 from millstream.service.live.backend import LiveBackend
@@ -191,7 +190,7 @@ def test_nothing_that_was_pickled_is_ever_loaded(tmp_path):
     world = Checkpoint()
     world.codec = "pickle"
     bait = pickle.dumps(Trap(str(trap)))
-    world.commit(C={ROW + b"a": row(bait), sub_prefix(b"a", "pages") + subkeys.encode(1): bait})
+    world.commit(C={ROW + b"a": row(bait), sub_prefix(b"a", "pages") + encode_sub_key(1): bait})
 
     async def main() -> None:
         async with served(world.storage, cache_folder=tmp_path / "r") as live:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from livekit import Checkpoint, got, header, run, served
 
 from effort import some
-from millstream.core import subkeys
 from millstream.core.keys import key_bytes
-from millstream.core.keyspace import ROW, sub_prefix
+from millstream.core.keyspace import ROW, encode_sub_key, sub_prefix
 from millstream.errors import RefusedRequest, Stale
 from millstream.service.live.backend import LiveBackend
 from millstream.service.live.history import ChangeHistory, ChangeSet, read_changes
@@ -294,7 +293,7 @@ def test_as_json_rows_whose_maps_changed_are_told_too(tmp_path):
     world = Checkpoint()
 
     def entry(key: str, sub: int) -> bytes:
-        return sub_prefix(key_bytes(key), "seen") + subkeys.encode(sub)
+        return sub_prefix(key_bytes(key), "seen") + encode_sub_key(sub)
 
     row = b"\x91\xc4\x02\x90\xa0"  # msgpack: a state of two bytes
     world.commit(C={ROW + b"a": row, entry("a", 1): b"\x01", ROW + b"b": row})

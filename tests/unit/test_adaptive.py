@@ -1,12 +1,12 @@
 """When an adaptive edge stores."""
 
-from millstream.core.adaptive import CALM, EdgeState, decide
+from millstream.core.topology import CALM, EdgeState, edge_after
 
 
 def follow(*millis, slow_after=100):
     state, found = EdgeState(), []
     for each in millis:
-        state = decide(state, state.stored, state.why, each, slow_after)
+        state = edge_after(state, state.stored, state.why, each, slow_after)
         found.append(state.stored)
     return found, state
 
@@ -32,5 +32,5 @@ def test_an_epoch_without_records_says_nothing():
 
 
 def test_a_failed_consumer_is_stored_with_its_reason():
-    state = decide(EdgeState(), True, "its consumer failed: boom", None, 100)
+    state = edge_after(EdgeState(), True, "its consumer failed: boom", None, 100)
     assert state.stored and state.was_stored and "boom" in state.why

@@ -10,8 +10,8 @@ import pytest
 
 import millstream as ms
 from millstream.core.keyspace import ROW, NoEntries, Row, encode_row, sub_prefix
+from millstream.core.keyspace import encode_sub_key as encode
 from millstream.core.step import StateKind
-from millstream.core.subkeys import encode
 from millstream.simulation.diff import OutRow, first_entry, first_of_bag, first_row, same, short
 from millstream.state.codec import msgpack
 

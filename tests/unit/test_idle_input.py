@@ -11,8 +11,7 @@ import pytest
 import millstream as ms
 from computations import WindowCounts
 from millstream.core.time import duration
-from millstream.core.watermark import Progress, Seen, later
-from millstream.core.watermarks import bounded, sub_sources
+from millstream.core.watermark import Progress, Seen, bounded, later, sub_sources
 from millstream.testing import LocalRunner
 
 

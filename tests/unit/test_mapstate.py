@@ -11,8 +11,7 @@ from unitkit import CountingStore, run_step
 
 import millstream as ms
 from effort import some
-from millstream.core import subkeys
-from millstream.core.keyspace import sub_prefix
+from millstream.core.keyspace import encode_sub_key, sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.core.statekind import StateKind
 from millstream.state.codec import msgpack
@@ -37,22 +36,22 @@ def neighbours() -> dict[bytes, bytes]:
         sub_prefix(b"teb", "pages"),
         sub_prefix(b"tea", ""),
     ]
-    return {prefix + subkeys.encode(k): encode("other") for prefix in others for k in (0, 3, 9, "x")}
+    return {prefix + encode_sub_key(k): encode("other") for prefix in others for k in (0, 3, 9, "x")}
 
 
 def committed(values: dict[Any, Any]) -> MemoryStore:
     store = MemoryStore()
     store.apply(neighbours())
-    store.apply({PREFIX + subkeys.encode(k): encode(v) for k, v in values.items()})
+    store.apply({PREFIX + encode_sub_key(k): encode(v) for k, v in values.items()})
     return store
 
 
 def in_order(model: dict[Any, Any], start: Any = None, stop: Any = None, reverse: bool = False) -> list[tuple[Any, Any]]:
     """The dumb twin of range."""
-    low = None if start is None else subkeys.encode(start)
-    high = None if stop is None else subkeys.encode(stop)
-    found = [(k, v) for k, v in model.items() if (low is None or subkeys.encode(k) >= low) and (high is None or subkeys.encode(k) < high)]
-    return sorted(found, key=lambda item: subkeys.encode(item[0]), reverse=reverse)
+    low = None if start is None else encode_sub_key(start)
+    high = None if stop is None else encode_sub_key(stop)
+    found = [(k, v) for k, v in model.items() if (low is None or encode_sub_key(k) >= low) and (high is None or encode_sub_key(k) < high)]
+    return sorted(found, key=lambda item: encode_sub_key(item[0]), reverse=reverse)
 
 
 names = st.one_of(st.integers(0, 6), st.sampled_from(["", "a", "b\0", b"a", 1.5, (1, "a"), (1,)]))
@@ -151,7 +150,7 @@ def test_only_changed_entries_are_in_the_delta():
     found.delete(7)
     found.get(9)
     list(found.range(20, 30))
-    assert dict(found.changes()) == {PREFIX + subkeys.encode(5): encode("new"), PREFIX + subkeys.encode(7): None}
+    assert dict(found.changes()) == {PREFIX + encode_sub_key(5): encode("new"), PREFIX + encode_sub_key(7): None}
 
 
 def test_deleting_while_walking_deletes_all_that_was_walked_over():
@@ -208,7 +207,7 @@ def test_a_visit_to_a_key_with_a_big_map_costs_what_it_touches():
     store = MemoryStore()
     from millstream.core.keyspace import ROW, Row, encode_row
 
-    store.apply({sub_prefix(b"tea", "") + subkeys.encode(i): kind.encode(i) for i in range(BIG)})
+    store.apply({sub_prefix(b"tea", "") + encode_sub_key(i): kind.encode(i) for i in range(BIG)})
     store.apply({ROW + b"tea": encode_row(Row(b""))})
     counting = CountingStore(store)
     outcome = run_step(Touch(), [("tea", 1, "r1", 5), ("tea", 2, "r2", BIG + 1)], store=counting)

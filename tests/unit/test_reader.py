@@ -18,9 +18,8 @@ from unitkit import CountingStorage
 
 import millstream as ms
 from effort import some
-from millstream.core import subkeys
 from millstream.core.keys import key_bytes, shard_of
-from millstream.core.keyspace import ROW, STATE_HOLD, NoEntries, Row, decode_row, encode_row, sub_prefix
+from millstream.core.keyspace import ROW, STATE_HOLD, NoEntries, Row, decode_row, encode_row, encode_sub_key, sub_prefix
 from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
 from millstream.core.time import LOW_WATERMARK, WALL_CLOCK
@@ -184,7 +183,7 @@ def test_maps_timers_and_holds_of_a_key(monkeypatch):
     for name in ("k", "kk", "k\0"):
         for field in ("", "pages"):
             for sub in (3, -1, "x", 20):
-                delta[sub_prefix(key_bytes(name), field) + subkeys.encode(sub)] = f"{name}{field}{sub}".encode()
+                delta[sub_prefix(key_bytes(name), field) + encode_sub_key(sub)] = f"{name}{field}{sub}".encode()
         delta[ROW + key_bytes(name)] = encode_row(whole)
     world.commit(delta, lambda k: k[1:] if k[:1] == ROW else k[5 : 5 + int.from_bytes(k[1:5], "big")])
     found = CommittedState(world.log).newest()
@@ -223,7 +222,7 @@ def test_states_are_whole_with_their_maps_bound_and_outlive_their_epoch():
             row_key, state = key_bytes(number), make.fresh()
             name, into = make.maps(state)[0]
             for at in range(number):
-                delta[sub_prefix(row_key, name) + subkeys.encode(at)] = make.encode_sub({"at": at})
+                delta[sub_prefix(row_key, name) + encode_sub_key(at)] = make.encode_sub({"at": at})
             into.bind(NoEntries(), b"", make.encode_sub, make.decode_sub)
             if kind is Sessions:
                 state.started = number

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from unitkit import CountingStorage, write_delta
 
 from effort import some
-from millstream.core import subkeys
-from millstream.core.keyspace import after, sub_prefix
+from millstream.core.keyspace import after, encode_sub_key, sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.errors import DamageError
 from millstream.state import state_cache as state_cache_module
@@ -360,7 +359,7 @@ def test_a_map_under_a_long_key_is_sorted_and_shows_no_stale_entry(state_cache, 
     encode, decode = msgpack.encoder(), msgpack.decoder(object)
     prefix = sub_prefix(row_key, "")
     model = {f"page-{i:020d}": i for i in range(30)}
-    log.commit({prefix + subkeys.encode(k): encode(v) for k, v in model.items()})
+    log.commit({prefix + encode_sub_key(k): encode(v) for k, v in model.items()})
     view = state_cache.view(log.storage, log.chain, manifest(0))
     found = MapState()
     found.bind(view, prefix, encode, decode)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.core.subkeys import decode, encode
+from millstream.core.keyspace import decode_sub_key as decode
+from millstream.core.keyspace import encode_sub_key as encode
 
 ints = st.integers(-(2**63), 2**63 - 1)
 floats = st.floats(allow_nan=False)

@@ -11,8 +11,7 @@ from effort import some
 from millstream.core.authority import Standing, propagate
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import ComputationSpec, Emission, Injector, Input, Topology
-from millstream.core.watermark import Progress, Seen
-from millstream.core.watermarks import bounded
+from millstream.core.watermark import Progress, Seen, bounded
 from millstream.errors import DefinitionError
 
 

@@ -160,13 +160,13 @@ def test_one_silent_source_does_not_stop_the_rest() -> None:
 def test_the_oldest_file_not_yet_read_holds_the_watermark() -> None:
     policy = w.files(r"log-([0-9]+)")
     files = {"log-100": 1, "log-200": 1, "log-300": 1}
-    assert policy.from_files(files, set()) == 100
-    assert policy.from_files(files, {"log-100", "log-300"}) == 200
-    assert policy.from_files(files, set(files)) == 300
-    assert policy.from_files({}, set()) is None
-    assert w.files().from_files({"x": 7, "y": 9}, {"x"}) == 9
+    assert policy.said(files, set()) == 100
+    assert policy.said(files, {"log-100", "log-300"}) == 200
+    assert policy.said(files, set(files)) == 300
+    assert policy.said({}, set()) is None
+    assert w.files().said({"x": 7, "y": 9}, {"x"}) == 9
     with pytest.raises(ms.errors.DefinitionError, match="does not match"):
-        policy.from_files({"other": 1}, set())
+        policy.said({"other": 1}, set())
 
 
 @pytest.mark.parametrize(

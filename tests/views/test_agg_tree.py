@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.core import subkeys
-from millstream.reducers import Reducer
+from millstream.core.keyspace import encode_sub_key
+from millstream.reducers.base import Reducer
 from millstream.views.agg_tree import FAN, LEAST, LOAD, DoesNotReduce, Tree, address, compact_all, depth, hashed, leaf_of
 
 encode, decode = ms.codecs.msgpack.encoder(), ms.codecs.msgpack.decoder(object)
@@ -28,7 +28,7 @@ class Entries:
         return self.entries.get(sub_key, default)
 
     def set(self, sub_key: Any, value: Any) -> None:
-        subkeys.encode(sub_key)
+        encode_sub_key(sub_key)
         self.writes += 1
         self.entries[sub_key] = value
 

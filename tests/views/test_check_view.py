@@ -16,9 +16,8 @@ from viewmodel import Model, pipeline_of
 import millstream as ms
 from effort import some
 from millstream.cli import main
-from millstream.core import subkeys
 from millstream.core.keys import key_bytes
-from millstream.core.keyspace import ROW, SUB, encode_row, sub_prefix
+from millstream.core.keyspace import ROW, SUB, encode_row, encode_sub_key, sub_prefix
 from millstream.engine.epochs import wall_clock
 from millstream.engine.repair import mark_for_rebuild
 from millstream.readable import relations
@@ -91,7 +90,7 @@ def test_everything_is_looked_at(recorded: Recorded) -> None:
 
 def leaf(recorded: Recorded, view: str, group: Any, at: int) -> tuple[bytes, bytes, Any]:
     row_key = key_bytes(group)
-    entry = sub_prefix(row_key, "nodes") + subkeys.encode(at)
+    entry = sub_prefix(row_key, "nodes") + encode_sub_key(at)
     raw = recorded.entry(view, row_key, entry)
     assert raw is not None
     return row_key, entry, decode(raw)
@@ -156,19 +155,19 @@ def a_node(recorded: Recorded) -> list[tuple[Any, ...]]:
 def a_reference(recorded: Recorded) -> list[tuple[Any, ...]]:
     row_key = key_bytes("Sue")
     start = sub_prefix(row_key, "nodes")
-    recorded.damage("ages", row_key, {start + subkeys.encode("0/nobody"): (3).to_bytes(8, "big")})
+    recorded.damage("ages", row_key, {start + encode_sub_key("0/nobody"): (3).to_bytes(8, "big")})
     return [("ages", "Sue", "node", "references to 0/nobody")]
 
 
 def a_stray_leaf(recorded: Recorded) -> list[tuple[Any, ...]]:
     row_key = key_bytes("Tod")
-    recorded.damage("least", row_key, {sub_prefix(row_key, "nodes") + subkeys.encode(0): encode({"\0i9": [1]})})
+    recorded.damage("least", row_key, {sub_prefix(row_key, "nodes") + encode_sub_key(0): encode({"\0i9": [1]})})
     return [("least", "Tod", "node", "nothing in its row")]
 
 
 def a_leaf_of_nobody(recorded: Recorded) -> list[tuple[Any, ...]]:
     row_key = key_bytes("Bob")
-    recorded.damage("least", row_key, {sub_prefix(row_key, "nodes") + subkeys.encode(0): encode({"\0i9": [1]})})
+    recorded.damage("least", row_key, {sub_prefix(row_key, "nodes") + encode_sub_key(0): encode({"\0i9": [1]})})
     return [("least", "Bob", "node", "nothing in its row")]
 
 

@@ -1,19 +1,17 @@
 """What must happen? Records, keys, computations, timers, watermarks, the step, the graph.
 
-    record, arrivals, rejected     what comes in
+    record, arrivals               what comes in
     keys, time                     by which key, and when
     computation, visit             user code, one key at a time, and what it asks for
     step, outcome                  one epoch of one computation on one shard, and what comes of it
-    statekind, mapstate, subkeys   the state of a key
+    statekind, mapstate            the state of a key
     keyspace                       how it lies in a shard
-    topology, route_keys, adaptive
-                                   the graph, the keys of its routes, and which edges store
-    watermark, watermarks          how far event time is complete where records come in; what users write for it
+    topology, route_keys           the graph, which of its edges store, and the keys of its routes
+    watermark                      how far event time is complete where records come in: `ms.watermarks`
     authority                      how far it is complete for each computation
     dedup, guards                  ids that are held; the switches of exactly-once
-    backfill, backfill_scan        views that are filled anew beside what they show
+    backfill                       views that are filled anew beside what they show
     membership                     who takes part in an epoch of a resident run
-    codec                          what is asked of a codec
 
 Pure. It must not know Spark, files, sockets or the clock: time and storage come in as arguments.
 """

@@ -1,4 +1,15 @@
-"""Arrivals: the records for one shard of one computation in one epoch, in canonical order."""
+"""Arrivals: the records for one shard of one computation in one epoch, in canonical order.
+
+*Rejected* records are those that reach a computation, and that no key's hooks can be called with.
+
+Rules
+1. A record is rejected if it has no usable key (a column that is null, a key function that raises), no usable timestamp, no id although one was
+   promised, or if its row could not be read with the source's schema.
+2. What becomes of it is its computation's choice, as for a hook that raises: the epoch fails, or, with dead letters, the record goes there once
+   and everything else goes on. Such a dead letter has the key "".
+3. A rejected record moves no watermark and is not deduplicated.
+4. On its way it has no key (None), and its value is wrapped together with the reason. So it passes through shuffles and stored productions like any other.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +19,46 @@ from typing import Any
 import msgspec
 
 from millstream.core.record import Batch
-from millstream.core.rejected import Rejected, unwrapped
+from millstream.core.time import BEGINNING, END
+
+
+class Rejected(msgspec.Struct, frozen=True):
+    """A record that cannot be given to a hook, and why not."""
+
+    stream: str
+    timestamp: int | None
+    id: str | None
+    value: Any
+    why: str
+
+
+def wrapped(value: Any, why: str) -> dict[str, Any]:
+    """A rejected record's value on its way (rule 4)."""
+    return {"rejected": why, "value": value}
+
+
+def unwrapped(stream: str, timestamp: int | None, id: str | None, value: dict[str, Any]) -> Rejected:
+    """What `wrapped` was made of, where it has arrived."""
+    return Rejected(stream, timestamp, id or None, value["value"], value["rejected"])
+
+
+def wrong_time(time: Any) -> str | None:
+    if time is None:
+        return "its timestamp is null"
+    if not BEGINNING < time < END:
+        return f"its timestamp {time} is the {'beginning' if time <= BEGINNING else 'end'} of time, which no record can have"
+    return None
 
 
 class Arrivals(msgspec.Struct):
-    """The records for one shard in canonical order.
+    """The records for one shard in canonical order, by position: i is the record `index[i]` of `batches[source[i]]`."""
 
-    keys[g] is the key text of group g, whose records stand at positions bounds[g] to bounds[g+1]; position i is the record
-    `index[i]` of `batches[source[i]]` (of `batches[0]` where source is None).
-    """
-
-    keys: Sequence[str]
-    bounds: Sequence[int]
+    keys: Sequence[str]  # the key text of every group
+    bounds: Sequence[int]  # the records of group g stand at positions bounds[g] to bounds[g+1]
     timestamps: Sequence[int]
     index: Sequence[int]
     batches: Sequence[Batch]
-    source: Sequence[int] | None = None
+    source: Sequence[int] | None = None  # None: all are of batches[0]
     rejected: Sequence[Rejected] = ()
 
     def anew(self) -> Arrivals:
@@ -32,15 +67,12 @@ class Arrivals(msgspec.Struct):
 
     @classmethod
     def none(cls) -> Arrivals:
-        """No records: an epoch in which only time moves."""
         return cls([], [0], [], [], [])
 
     @classmethod
     def of(cls, records: Iterable[tuple[Any, Any, Any, Batch, int]], ordered: bool = True) -> Arrivals:
-        """From (key text, timestamp, id, batch, index) in any order. Without `ordered`, a key's records stay as they come.
-
-        A record without a key text is a rejected one, and its value is wrapped.
-        """
+        """From (key text, timestamp, id, batch, index) in any order. Those without a key text are rejected, and their values wrapped. Without `ordered`, a
+        key's records stay as they come."""
         records = list(records)
         rejected = [unwrapped(b.stream, time, id, b.anew().value(at)) for text, time, id, b, at in records if text is None]
         if rejected:

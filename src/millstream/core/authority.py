@@ -33,18 +33,12 @@ Edge = tuple[str, str]  # stream, consumer
 
 
 class Standing(msgspec.Struct):
-    """Where a computation stands after an epoch."""
-
     low: int = BEGINNING
     output: int = BEGINNING
     held: int | None = None  # oldest hold of a state or timer
     next_low: int | None = None  # earliest low-watermark timer left
     pending: int | None = None  # oldest production stored for it
     crowded: bool = False  # a shard has more timers than one epoch may fire
-
-
-def _oldest(*times: int | None) -> int | None:
-    return min((time for time in times if time is not None), default=None)
 
 
 def propagate(
@@ -76,11 +70,8 @@ def propagate(
             )
         low = max(low, was.low)
         overdue = was.next_low if was.next_low is not None and was.next_low <= (low if was.crowded else was.low) else None
-        output = _oldest(low, was.held, overdue)
-        assert output is not None
-        result[spec.name] = Standing(
-            low=low, output=max(output, was.output), held=was.held, next_low=was.next_low, pending=was.pending, crowded=was.crowded
-        )
+        output = min(time for time in (low, was.held, overdue) if time is not None)
+        result[spec.name] = msgspec.structs.replace(was, low=low, output=max(output, was.output))
     return result
 
 
@@ -107,8 +98,7 @@ def _cycles(topology: Topology, injectors: Mapping[str, Progress], before: Mappi
                     times.append(injectors[i.stream].used)
                 elif topology.producer(i.stream) not in members:
                     times.append(before.get(topology.producer(i.stream), Standing()).output)
-        oldest = _oldest(*times)
-        found.append(BEGINNING if oldest is None else oldest)
+        found.append(min((time for time in times if time is not None), default=BEGINNING))
     return found
 
 
@@ -118,15 +108,9 @@ def times(topology: Topology, standings: Mapping[str, Standing], before: Mapping
     newest = _newest(standings, before)
     for name, standing in standings.items():
         was = before.get(name, Standing())
+        late_before = was.low if was.low < END else BEGINNING
         least = standing.low if name in topology.cycle_of else was.output
-        found[name] = Times(
-            now=now,
-            late_before=was.low if was.low < END else BEGINNING,
-            low_watermark=standing.low,
-            epoch=epoch,
-            least=least if least < END else newest,
-            promised=standing.output,
-        )
+        found[name] = Times(now, late_before, standing.low, epoch, least if least < END else newest, standing.output)
     return found
 
 

@@ -11,47 +11,48 @@ Rules
 4. The cutover is one epoch of its own, behind the one in which the last row was passed: every row of the computation is visited in it.
 5. A scan has a name that no other one ever has: cursors stay behind in the senders' shards, and the name of a view may come again.
 6. Changed code under an unchanged version is refused: nobody can tell whether the state still fits it.
+7. A scan passes by the rows of a shard in the order of row keys, a chunk per epoch. Its entry (`S <name>` in the keyspace) says how far it has come: up to
+   a row, or that it has been at all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import msgspec
 
+from millstream.core.keyspace import ROW, SCAN, Store, after
 from millstream.errors import CheckpointError
 
 FIRST_CHUNK = 10_000  # rows per shard and epoch
 LEAST_CHUNK, MOST_CHUNK = 1_000, 200_000
 PAUSED = -1  # the chunk of a scan that stays where it is
+_ENDED, _AT = b"\x02", b"\x01"  # what the entry of a scan begins with
 QUICK, SLOW = 250.0, 1_000.0  # milliseconds of a step between which a chunk stays as it is
 
 
 class Derivation(msgspec.Struct, frozen=True):
-    """What a computation is derived from. senders: computations that speak to it. version: the user's; fingerprint: of the code. keep: other code
-    under the same version is known to give the same."""
-
-    senders: tuple[str, ...]
-    version: str = ""
-    fingerprint: str = ""
-    keep: bool = False
+    senders: tuple[str, ...]  # computations that speak to it
+    version: str = ""  # the user's
+    fingerprint: str = ""  # of the code
+    keep: bool = False  # other code under the same version is known to give the same
     is_join: bool = False  # it cannot be filled anew under its name
 
 
 class BuildState(msgspec.Struct, frozen=True):
-    """How far a derived computation is. scanned: rows that the scan has passed; is_scanned: all. began: the wall clock when the fill began.
-    scan: what its scan is called."""
+    """How far a derived computation is."""
 
     version: str = ""
     fingerprint: str = ""
     generation: int = 1
     active: int = 1
-    is_scanned: bool = False
-    scanned: int = 0
+    is_scanned: bool = False  # the scan has passed all rows
+    scanned: int = 0  # rows that it has passed
     chunk: int = FIRST_CHUNK
-    began: int = 0
-    scan: str = ""
+    began: int = 0  # the wall clock when the fill began
+    scan: str = ""  # what its scan is called
     senders: tuple[str, ...] = ()  # whom it was derived from when it began; renamed with them
 
     @property
@@ -61,13 +62,12 @@ class BuildState(msgspec.Struct, frozen=True):
 
 
 class Build(msgspec.Struct, frozen=True):
-    """What an epoch says of a derived computation to those who speak to it, and to itself. waiting: nobody speaks to it yet. scan: what
-    the scan is called that fills it."""
+    """What an epoch says of a derived computation to those who speak to it, and to itself."""
 
     generation: int = 1
     active: int = 1
-    waiting: bool = False
-    scan: str = ""
+    waiting: bool = False  # nobody speaks to it yet
+    scan: str = ""  # what the scan is called that fills it
 
 
 ACTIVE = Build()
@@ -79,11 +79,10 @@ JOIN_ADVICE = (
 
 
 class BuildOrders(msgspec.Struct):
-    """By computation: the builds that it has to know of, and the scans that pass by its rows (at most so many in this epoch, 0: all,
-    PAUSED: none)."""
+    """By computation, what it has to know of."""
 
     builds: dict[str, dict[str, Build]] = {}
-    scans: dict[str, dict[str, int]] = {}
+    scans: dict[str, dict[str, int]] = {}  # those that pass by its rows: at most so many in this epoch, 0: all, PAUSED: none
 
 
 def scan_name(consumer: str, generation: int, epoch: int) -> str:
@@ -99,22 +98,19 @@ def cutover_name(consumer: str, generation: int) -> str:
 def begun(
     derived: Mapping[str, Derivation], known: Mapping[str, BuildState], present: Collection[str], now: int = 0, epoch: int = -1
 ) -> dict[str, BuildState]:
-    """The builds at the start of a run. known: those of the checkpoint; present: the computations that have rows there. now, epoch:
-    of its last epoch."""
+    """The builds at the start of a run. known: those of the checkpoint; present: who has rows there. now, epoch: of its last epoch."""
     found: dict[str, BuildState] = {}
     for name, one in derived.items():
-        old = known.get(name)
-        if old is None:
+        state = known.get(name)
+        if state is None:
             is_new = all(sender not in present for sender in one.senders)  # rule 2
-            found[name] = BuildState(one.version, one.fingerprint, 1, 1 if is_new else 0, chunk=FIRST_CHUNK, began=now)
-        elif old.version != one.version:
-            found[name] = msgspec.structs.replace(rebuilt(old, name, now, epoch), version=one.version, fingerprint=one.fingerprint)
+            state = BuildState(active=1 if is_new else 0, chunk=FIRST_CHUNK, began=now)
+        elif state.version != one.version:
+            state = rebuilt(state, name, now, epoch)
         else:
-            _check(name, old, one)
-            found[name] = msgspec.structs.replace(old, fingerprint=one.fingerprint)
-        found[name] = msgspec.structs.replace(found[name], senders=one.senders)
-        if not found[name].scan:
-            found[name] = msgspec.structs.replace(found[name], scan=scan_name(name, found[name].generation, epoch))
+            _check(name, state, one)
+        scan = state.scan or scan_name(name, state.generation, epoch)
+        found[name] = msgspec.structs.replace(state, version=one.version, fingerprint=one.fingerprint, senders=one.senders, scan=scan)
     return found
 
 
@@ -165,7 +161,6 @@ def orders(derived: Mapping[str, Derivation], states: Mapping[str, BuildState]) 
 
 
 def scanned_by(counts: Iterable[Any]) -> dict[str, list[tuple[int, bool]]]:
-    """By scan, what the steps of an epoch have counted of it."""
     found: dict[str, list[tuple[int, bool]]] = {}
     for one in counts:
         for name, passed in one.scanned.items():
@@ -176,8 +171,7 @@ def scanned_by(counts: Iterable[Any]) -> dict[str, list[tuple[int, bool]]]:
 def builds_after(
     states: Mapping[str, BuildState], told: BuildOrders, scanned: Mapping[str, Sequence[tuple[int, bool]]], millis: float
 ) -> dict[str, BuildState]:
-    """The builds after an epoch whose tasks have run. scanned: by scan, for every shard of every sender, how many rows it has passed and whether it has
-    ended. millis: how long the longest step took."""
+    """The builds after an epoch. scanned: by scan, for every shard of every sender, the rows passed and whether it has ended. millis: of the longest step."""
     scans = {name: computation for computation, of in told.scans.items() for name in of}
     found: dict[str, BuildState] = {}
     for name, state in states.items():
@@ -199,3 +193,33 @@ def _chunk(chunk: int, millis: float) -> int:
     if millis < QUICK:
         return min(MOST_CHUNK, 2 * chunk)
     return max(LEAST_CHUNK, chunk // 2) if millis > SLOW else chunk
+
+
+#: Where a scan begins in this epoch (None: it had ended), and the last row that it comes to (None: it ends).
+Chunk = tuple[bytes | None, bytes | None]
+
+
+class Settled(NamedTuple):
+    """A scan in one epoch: its chunk, the rows in it, whether it has ended then, and what its entry says then (None: what it says already)."""
+
+    chunk: Chunk
+    rows: list[bytes]
+    ended: bool
+    says: bytes | None
+
+
+def scan_entry(name: str) -> bytes:
+    return SCAN + name.encode()
+
+
+def settled(store: Store, name: str, limit: int) -> Settled:
+    """How far a scan comes in this epoch. limit: rows, 0 for all that are left, PAUSED for none."""
+    raw = store.get(scan_entry(name))
+    if raw == _ENDED:
+        return Settled((None, None), [], True, None)
+    begins = b"" if raw is None else raw[1:] + b"\0"  # the first row that it has not been at; a row key may be empty
+    if limit == PAUSED:
+        return Settled((begins, b""), [], False, None)
+    rows = [key[len(ROW) :] for key, _ in islice(store.scan(ROW + begins, after(ROW)), limit or None)]
+    ends = not limit or len(rows) < limit
+    return Settled((begins, None if ends else rows[-1]), rows, ends, _ENDED if ends else _AT + rows[-1])

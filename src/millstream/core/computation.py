@@ -63,30 +63,13 @@ class Computation:
         """Called once for every key that was visited in the epoch, behind its records and timers: for what is to be said once, however many records came.
 
         What it produces has by default the timestamp of the newest of them. If it raises and there are dead letters, what it did is undone, and what
-        the records did stays.
-
-        >>> class Count(Computation):
-        ...     State = int
-        ...     def process_record(self, record):
-        ...         self.state += 1
-        ...     def finish_key(self):
-        ...         self.produce(self.state)
-        """
+        the records did stays."""
 
     def finish_epoch(self, gathered: Sequence[tuple[Hashable, Any, int]]) -> None:
         """Called once per shard and epoch, if any key has called `later`: for what is to be sent once for many keys.
 
         gathered: (name, value, timestamp of the cause), in the order of the calls. There is no key and no state here: it may only produce, and not on
-        a stream whose consumer takes over the producer's key. It is about no single record, so what it raises fails the epoch.
-
-        >>> class Pairs(Computation):
-        ...     State = type(None)
-        ...     def process_record(self, record):
-        ...         self.later(record.value["page"], self.key)
-        ...     def finish_epoch(self, gathered):
-        ...         for page, user, timestamp in gathered:
-        ...             self.produce(user, key=page, timestamp=timestamp)
-        """
+        a stream whose consumer takes over the producer's key. It is about no single record, so what it raises fails the epoch."""
 
     def later(self, name: Hashable, value: Any) -> None:
         """Hands something to `finish_epoch`. It belongs to the epoch: a retry begins with nothing, and what a dead letter undoes is taken out again.
@@ -101,8 +84,7 @@ class Computation:
         """Asks for `process_timer` at this low watermark, or at this wall-clock time with `kind=ms.WALL_CLOCK`.
 
         Timers with different tags or times stand side by side; a time that has passed is due at once. hold: until the timer fires, the
-        output watermark stays at this timestamp, so that what the timer will produce with it is late for nobody.
-        """
+        output watermark stays at this timestamp, so that what the timer will produce with it is late for nobody."""
         try:
             if kind == LOW_WATERMARK and hold is None and time.__class__ is int and (time, tag) in self._visit.low:
                 return  # nearly always, where many records share a timer
@@ -138,20 +120,8 @@ class Computation:
         id: instead of the one that follows from the cause: a text, which must be the same on every retry and no other record's, or a record, whose id
         it takes over.
         late: the production may be older than `output_watermark`; whoever reads it then has a late record.
-
-        >>> class Raw(Computation):
-        ...     def process_record(self, record):
-        ...         self.produce(record.value, id=record)
         """
         self._visit.produce(value, key=key, timestamp=timestamp, stream=stream, id=id, late=late)
-
-    def _is_plain(self) -> bool:
-        """Whether `produce` is the one above, so that the step may bind the visit's in its place."""
-        return type(self).produce is Computation.produce
-
-    def _finishes(self) -> bool:
-        """Whether `finish_key` is another than the one above, so that it has to be called."""
-        return type(self).finish_key is not Computation.finish_key
 
     @property
     def cause(self) -> Record | Timer:

@@ -21,12 +21,13 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
+from millstream.core.keyspace import OpenStore
 from millstream.core.time import Duration, duration
 from millstream.errors import DefinitionError
 
@@ -56,12 +57,10 @@ class Packed:
 
     @property
     def lengths(self) -> Any:
-        """How long each of them is."""
         return np.diff(self._offsets)
 
     @property
     def data(self) -> memoryview:
-        """All of them."""
         return self._data[: int(self._offsets[-1])]
 
 
@@ -71,7 +70,6 @@ def packed(offsets: Any, data: bytes | memoryview) -> bytes:
 
 
 def pack(ids: Sequence[bytes]) -> bytes:
-    """Packs names that are a list."""
     return packed(np.cumsum([0, *map(len, ids)], dtype=np.int32), b"".join(ids))
 
 
@@ -87,7 +85,6 @@ class Dedup(msgspec.Struct, frozen=True):
         return (now // self.span + 1) * self.span
 
     def is_over(self, span: int, now: int) -> bool:
-        """Whether a span may go."""
         return span + self.horizon + self.slack <= now
 
 
@@ -103,51 +100,14 @@ def dedup(horizon: Duration = "10m", *, slack: Duration = 0) -> Dedup:
     return Dedup(millis, duration(slack), max(1, millis // _SPANS))
 
 
-class Names(Protocol):
-    """What names the records that are asked about, by position."""
-
-    def ids(self, positions: Any) -> list[bytes]:
-        """The names of some records."""
-
-    def packed(self, positions: Any) -> bytes:
-        """Names at some positions, as a Packed."""
-
-    def in_order(self, positions: Any) -> Any:
-        """The positions in canonical order."""
-
-
-class IdRows(Names, Protocol):
-    """The records of one stream, with a hash for each name: one uint64 per record."""
+class IdRows(Protocol):
+    """The records of one stream that are asked about: a hash of each one's name (uint64), names by position, as a list or a Packed, and canonical order."""
 
     hashes: Any
 
-
-class NoIds:
-    """No record came in: only spans that have ended are dropped."""
-
-    hashes: Any = np.zeros(0, np.uint64)
-
-    def ids(self, positions: Any) -> list[bytes]:
-        return []
-
-    def packed(self, positions: Any) -> bytes:
-        return pack([])
-
-    def in_order(self, positions: Any) -> Any:
-        return positions
-
-
-NO_IDS = NoIds()
-
-
-class IdStore(Protocol):
-    """The committed entries of a shard, as deduplication reads them."""
-
-    def get(self, key: bytes) -> bytes | None:
-        """The value of an entry, or None."""
-
-    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """Entries with start <= key < stop, in order, without their values."""
+    def ids(self, positions: Any) -> list[bytes]: ...
+    def packed(self, positions: Any) -> bytes: ...
+    def in_order(self, positions: Any) -> Any: ...
 
 
 class DedupCounts(msgspec.Struct):
@@ -159,7 +119,6 @@ class DedupCounts(msgspec.Struct):
     held: int = 0
 
     def add(self, other: DedupCounts) -> None:
-        """Sums up."""
         self.checked += other.checked
         self.filtered += other.filtered
         self.dropped += other.dropped
@@ -167,10 +126,8 @@ class DedupCounts(msgspec.Struct):
 
 
 class Filter:
-    """A Bloom filter in which all bits of an id lie in one 64-bit word: one memory access per question, all of a batch at once.
-
-    The hash's upper bits choose the word, five groups of six lower bits the bits in it.
-    """
+    """A Bloom filter in which all bits of an id lie in one 64-bit word: one memory access per question, all of a batch at once. The
+    hash's upper bits choose the word, five groups of six lower bits the bits in it."""
 
     def __init__(self, capacity: int) -> None:
         self.power = max(_SMALLEST, (max(1, capacity) * _BITS // 64).bit_length())
@@ -186,7 +143,6 @@ class Filter:
         return (hashes >> np.uint64(64 - self.power)).astype(np.int64), mask
 
     def add(self, hashes: Any) -> None:
-        """Takes hashes in."""
         at, mask = self._where(hashes)
         np.bitwise_or.at(self.words, at, mask)
         self.count += len(hashes)
@@ -206,7 +162,7 @@ class SpanFilters:
         self._run = ""
         self.sizes: dict[bytes, int] = {}  # how many ids an entry has
 
-    def follow(self, store: IdStore, entries: Mapping[int, Sequence[bytes]], run: str = "") -> None:
+    def follow(self, store: OpenStore, entries: Mapping[int, Sequence[bytes]], run: str = "") -> None:
         """Makes the filters cover the entries that the store has. Rule 4: whoever knows an entry knows all that were merged into it under its name."""
         if run != self._run:
             self._filters, self._known, self._run, self.sizes = {}, {}, run, {}
@@ -237,55 +193,34 @@ class SpanFilters:
             self._known[span] = set(keys)
 
     def may_have(self, span: int, hashes: Any) -> Any:
-        """What the filter of a span says."""
         return self._filters[span].may_have(hashes)
 
 
-def _hashes(store: IdStore, key: bytes) -> Any:
+def _hashes(store: OpenStore, key: bytes) -> Any:
     data = store.get(key)
     assert data is not None
     return np.frombuffer(data, np.uint64)
 
 
-def _prefix(stream: str) -> bytes:
-    return IDS + stream.encode() + b"\0"
-
-
-def _when(prefix: bytes, key: bytes) -> tuple[int, int]:
-    span, epoch = _WHEN.unpack_from(key, len(prefix))
-    return span, epoch
-
-
 def check(
-    rule: Dedup,
-    stream: str,
-    store: IdStore,
-    filters: SpanFilters,
-    hashes: Any,
-    names: Names,
-    now: int,
-    epoch: int,
-    run: str = "",
+    rule: Dedup, stream: str, store: OpenStore, filters: SpanFilters, rows: IdRows | None, now: int, epoch: int, run: str = ""
 ) -> tuple[Any, dict[bytes, bytes | None], DedupCounts]:
-    """Which records of one stream stay (a mask), what changes in the store, and the counts.
-
-    hashes: one uint64 per record. run: whose epoch it is.
-    """
-    prefix = _prefix(stream)
+    """Which records of one stream stay (a mask), what changes in the store, and the counts. rows: None if none came in. run: whose epoch it is."""
+    prefix = IDS + stream.encode() + b"\0"
+    hashes = np.zeros(0, np.uint64) if rows is None else rows.hashes
     delta: dict[bytes, bytes | None] = {}
     counts = DedupCounts(checked=len(hashes))
     entries: dict[int, list[bytes]] = {}
     for key in store.keys(prefix, prefix + b"\xff" * 20):
-        span, _ = _when(prefix, key)
+        span, _ = _WHEN.unpack_from(key, len(prefix))
         if rule.is_over(span, now):
             delta[key] = None
             if key.endswith(b"h"):
-                data = store.get(key)
-                counts.held -= len(data or b"") // 8
+                counts.held -= len(store.get(key) or b"") // 8
         elif key.endswith(b"h"):
             entries.setdefault(span, []).append(key)
     keep = np.ones(len(hashes), bool)
-    if not len(hashes):
+    if rows is None or not len(hashes):
         return keep, delta, counts
     filters.follow(store, entries, run)
     doubtful = np.zeros(len(hashes), bool)
@@ -293,27 +228,26 @@ def check(
         maybe = filters.may_have(span, hashes)
         if maybe.any():
             doubtful |= maybe
-            _drop_held(keep, np.flatnonzero(maybe & keep), hashes, names, store, entries[span])
+            _drop_held(keep, np.flatnonzero(maybe & keep), hashes, rows, store, entries[span])
     counts.filtered = int(len(hashes) - doubtful.sum())
     sorted_at = np.argsort(hashes, kind="stable")
     in_order = hashes[sorted_at]
     equal = in_order[1:] == in_order[:-1]
     if equal.any():
-        _drop_repeated(keep, sorted_at, equal, names)
-        sorted_at = sorted_at[keep[sorted_at]]
-    elif not keep.all():
+        _drop_repeated(keep, sorted_at, equal, rows)
+    if not keep.all():
         sorted_at = sorted_at[keep[sorted_at]]
     counts.dropped = int(len(hashes) - len(sorted_at))
     if len(sorted_at):
         _merge(store, entries.get(rule.span_of(now), ()), filters.sizes, delta)
         key = prefix + _WHEN.pack(rule.span_of(now), epoch)
         delta[key + b"h"] = hashes[sorted_at].tobytes()
-        delta[key + b"i"] = names.packed(sorted_at)
+        delta[key + b"i"] = rows.packed(sorted_at)
         counts.held += len(sorted_at)
     return keep, delta, counts
 
 
-def _merge(store: IdStore, keys: Sequence[bytes], sizes: Mapping[bytes, int], delta: dict[bytes, bytes | None]) -> None:
+def _merge(store: OpenStore, keys: Sequence[bytes], sizes: Mapping[bytes, int], delta: dict[bytes, bytes | None]) -> None:
     """Rule 5. Which epoch an id came in does not matter within its span, so any entries may become one."""
     if len(keys) < MERGED:
         return
@@ -340,7 +274,7 @@ def _merge(store: IdStore, keys: Sequence[bytes], sizes: Mapping[bytes, int], de
     delta[chosen[0][:-1] + b"i"] = packed(offsets, moved.tobytes())
 
 
-def _drop_held(keep: Any, asked: Any, hashes: Any, names: Names, store: IdStore, entries: Iterable[bytes]) -> None:
+def _drop_held(keep: Any, asked: Any, hashes: Any, rows: IdRows, store: OpenStore, entries: Iterable[bytes]) -> None:
     """Takes out of `keep` those of the records asked about whose ids are stored."""
     for key in entries:
         if not len(asked):
@@ -352,7 +286,7 @@ def _drop_held(keep: Any, asked: Any, hashes: Any, names: Names, store: IdStore,
         if not len(alike):
             continue
         stored = Packed(store.get(key[:-1] + b"i") or b"")
-        for position, name in zip(asked[alike].tolist(), names.ids(asked[alike]), strict=True):
+        for position, name in zip(asked[alike].tolist(), rows.ids(asked[alike]), strict=True):
             at = int(np.searchsorted(held, hashes[position], "left"))
             while at < len(held) and held[at] == hashes[position]:
                 if stored[at] == name:
@@ -362,14 +296,14 @@ def _drop_held(keep: Any, asked: Any, hashes: Any, names: Names, store: IdStore,
         asked = asked[keep[asked]]
 
 
-def _drop_repeated(keep: Any, sorted_at: Any, equal: Any, names: Names) -> None:
+def _drop_repeated(keep: Any, sorted_at: Any, equal: Any, rows: IdRows) -> None:
     """Of records with one id in this epoch, leaves the first in canonical order."""
     member = np.zeros(len(sorted_at), bool)
     member[1:] |= equal
     member[:-1] |= equal
-    positions = names.in_order(sorted_at[member])
+    positions = rows.in_order(sorted_at[member])
     seen: set[bytes] = set()
-    for position, name in zip(positions.tolist(), names.ids(positions), strict=True):
+    for position, name in zip(positions.tolist(), rows.ids(positions), strict=True):
         if keep[position]:
             if name in seen:
                 keep[position] = False

@@ -1,26 +1,4 @@
-"""The guards of exactly-once, each with a switch. All are on; a test switches one off to show that it does something.
-
-order       records of a key come in canonical order, so a retried task is deterministic
-exclusive   a manifest is created only if it does not exist
-tokens      a run looks for a newer one before it writes or publishes
-dedup       a repeated id is dropped
-receipts    consumers must have been fed by the attempts that are committed
-journal     what is pending is delivered again until the commit that consumed it
-markers     a state cache is used only for the epoch and run it stands at
-rerun       an epoch of which a resident task was lost is run again; off: it is committed without its rows
-attempts    frames of another attempt are thrown away; off: they count
-offsets     an epoch begins where the last manifest says; off: where the last one that was planned ended, be it committed or not
-acknowledgement
-            a source is told that a batch is safe only after the commit
-
-Those of tables, views and joins:
-
-versions    the greatest version counts, whatever the order of arrival; off: the last to arrive
-restate     a stale version heals; off: it is only dropped
-origins     what an origin states again is set; off: it is added to what it has stated before
-sender      what a join sends of a left document names the sending row, too; off: the left document alone
-cursor      a live change is kept from a build whose scan will come to the row; off: it is sent
-"""
+"""The guards of exactly-once, each with a switch. All are on; a test switches one off to show that it does something."""
 
 from __future__ import annotations
 
@@ -28,24 +6,24 @@ import msgspec
 
 
 class Guards(msgspec.Struct, frozen=True):
-    """Which guards are on."""
+    order: bool = True  # records of a key come in canonical order, so a retried task is deterministic
+    exclusive: bool = True  # a manifest is created only if it does not exist
+    tokens: bool = True  # a run looks for a newer one before it writes or publishes
+    dedup: bool = True  # a repeated id is dropped
+    receipts: bool = True  # consumers must have been fed by the attempts that are committed
+    journal: bool = True  # what is pending is delivered again until the commit that consumed it
+    markers: bool = True  # a state cache is used only for the epoch and run it stands at
+    acknowledgement: bool = True  # a source is told that a batch is safe only after the commit
+    rerun: bool = True  # an epoch of which a resident task was lost is run again; off: it is committed without its rows
+    attempts: bool = True  # frames of another attempt are thrown away; off: they count
+    offsets: bool = True  # an epoch begins where the last manifest says; off: where the last planned one ended, be it committed or not
 
-    order: bool = True
-    exclusive: bool = True
-    tokens: bool = True
-    dedup: bool = True
-    receipts: bool = True
-    journal: bool = True
-    markers: bool = True
-    acknowledgement: bool = True
-    rerun: bool = True
-    attempts: bool = True
-    offsets: bool = True
-    versions: bool = True
-    restate: bool = True
-    origins: bool = True
-    sender: bool = True
-    cursor: bool = True
+    # those of tables, views and joins
+    versions: bool = True  # the greatest version counts, whatever the order of arrival; off: the last to arrive
+    restate: bool = True  # a stale version heals; off: it is only dropped
+    origins: bool = True  # what an origin states again is set; off: it is added to what it has stated before
+    sender: bool = True  # what a join sends of a left document names the sending row, too; off: the left document alone
+    cursor: bool = True  # a live change is kept from a build whose scan will come to the row; off: it is sent
 
     @classmethod
     def without(cls, names: str) -> Guards:

@@ -91,12 +91,10 @@ def key_of(text: str) -> Any:
 
 
 def shard_of(row_key: bytes, shards: int) -> int:
-    """The shard that owns a row."""
     return crc32(row_key) % shards
 
 
 def check_shards(shards: int) -> int:
-    """A usable number of shards, or a clear error."""
     if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= MAX_SHARDS:
         raise DefinitionError(f"shards={shards!r}: give a whole number from 1 to {MAX_SHARDS}.")
     return shards

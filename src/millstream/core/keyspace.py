@@ -13,10 +13,13 @@ Rules
    with a thousand timers costs two index writes when its earliest timer changes, and none otherwise.
 2. A delta is a set of puts and deletes of such entries; log, snapshot and state cache know no more than that.
 3. Times are biased and big-endian: the order of bytes is the order of time.
+4. The bytes of sub-keys sort as the values do: numbers by value within their type (int before float), then str by code point, then bytes; tuples element by
+   element, a prefix before what it is a prefix of. Integers must fit 64 bits.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -30,6 +33,7 @@ HOLD = b"TH"
 SCAN = b"S"
 
 _BIAS = 2**63
+_INT, _FLOAT, _STR, _BYTES, _TUPLE, _STOP = b"\x10", b"\x18", b"\x20", b"\x30", b"\x40", b"\x01"  # what the parts of a sub-key begin with
 
 TimerSet = set[tuple[int, str]]
 Holds = dict[tuple[str, int, str], int]
@@ -37,26 +41,18 @@ STATE_HOLD = ("", 0, "")
 
 
 class Store(Protocol):
-    """The committed entries of a shard, as the step reads them."""
+    """The committed entries of a shard, as the step reads them. A scan gives those with start <= key < stop, in order."""
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value of an entry, or None."""
-
-    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < stop, in order."""
+    def get(self, key: bytes) -> bytes | None: ...
+    def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]: ...
 
 
 class OpenStore(Store, Protocol):
-    """A Store that is held open until it is closed; deduplication reads its keys alone."""
+    """A Store that is held open until it is closed. Deduplication reads its keys alone. stats: what whoever keeps the entries says of itself, or None."""
 
-    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """Keys of entries with start <= key < stop, in order."""
-
-    def stats(self) -> Any:
-        """What whoever keeps the entries says of itself; None if nothing."""
-
-    def close(self) -> None:
-        """Nobody reads any more."""
+    def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]: ...
+    def stats(self) -> Any: ...
+    def close(self) -> None: ...
 
 
 class NoEntries:
@@ -71,11 +67,9 @@ class NoEntries:
     def keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
         return iter(())
 
-    def stats(self) -> None:
-        """Nobody keeps them."""
+    def stats(self) -> None: ...
 
-    def close(self) -> None:
-        """Nothing to end."""
+    def close(self) -> None: ...
 
 
 class Row(msgspec.Struct, array_like=True, gc=False):
@@ -97,12 +91,10 @@ def timer_entry(kind: bytes, time: int, row_key: bytes) -> bytes:
 
 
 def timer_time(entry: bytes) -> int:
-    """The time in an index entry."""
     return int.from_bytes(entry[2:10], "big") - _BIAS
 
 
 def timer_row_key(entry: bytes) -> bytes:
-    """The row key in an index entry."""
     return entry[10:]
 
 
@@ -121,3 +113,60 @@ def after(prefix: bytes) -> bytes:
     """The first byte string behind all that begin with a prefix."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else b"\xff" * (len(prefix) + 1)
+
+
+def encode_sub_key(sub_key: Any) -> bytes:
+    """A sub-key as bytes (rule 4).
+
+    >>> sorted([10, 9, -1], key=encode_sub_key), encode_sub_key((1, "a")) < encode_sub_key((1, "b"))
+    ([-1, 9, 10], True)
+    """
+    kind: type = type(sub_key)
+    if kind is int:
+        if not -_BIAS <= sub_key < _BIAS:
+            raise ValueError(f"the sub-key {sub_key} does not fit 64 bits")
+        return _INT + int(sub_key + _BIAS).to_bytes(8, "big")
+    if kind is str:
+        return _STR + str(sub_key).encode().replace(b"\0", b"\0\xff") + b"\0"
+    if kind is bytes:
+        return _BYTES + bytes(sub_key).replace(b"\0", b"\0\xff") + b"\0"
+    if kind is float:
+        (bits,) = struct.unpack(">Q", struct.pack(">d", sub_key + 0.0))
+        return _FLOAT + int(bits ^ (2**64 - 1 if bits >> 63 else _BIAS)).to_bytes(8, "big")
+    if kind is tuple:
+        return _TUPLE + b"".join(encode_sub_key(part) for part in sub_key) + _STOP
+    raise TypeError(f"a {kind.__name__} cannot be a sub-key: use int, float, str, bytes, or a tuple of those")
+
+
+def decode_sub_key(data: bytes) -> Any:
+    value, end = _decode(data, 0)
+    if end != len(data):
+        raise ValueError(f"not a sub-key: {data!r}")
+    return value
+
+
+def _decode(data: bytes, at: int) -> tuple[Any, int]:
+    kind = data[at : at + 1]
+    at += 1
+    if kind == _INT:
+        return int.from_bytes(data[at : at + 8], "big") - _BIAS, at + 8
+    if kind == _FLOAT:
+        bits = int.from_bytes(data[at : at + 8], "big")
+        bits ^= _BIAS if bits >> 63 else 2**64 - 1
+        return struct.unpack(">d", bits.to_bytes(8, "big"))[0], at + 8
+    if kind in (_STR, _BYTES):
+        end = at
+        while True:
+            end = data.index(b"\0", end)
+            if data[end + 1 : end + 2] != b"\xff":
+                break
+            end += 2
+        raw = data[at:end].replace(b"\0\xff", b"\0")
+        return (raw.decode() if kind == _STR else raw), end + 1
+    if kind == _TUPLE:
+        parts = []
+        while data[at : at + 1] != _STOP:
+            part, at = _decode(data, at)
+            parts.append(part)
+        return tuple(parts), at + 1
+    raise ValueError(f"not a sub-key: {data!r}")

@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from millstream.core import subkeys
-from millstream.core.keyspace import Store, after
+from millstream.core.keyspace import Store, after, decode_sub_key, encode_sub_key
 
 _MISSING = object()
 
@@ -59,7 +58,7 @@ class MapState:
         return self._prefix == prefix
 
     def _raw(self, sub_key: Any) -> bytes:
-        return self._prefix + subkeys.encode(sub_key)
+        return self._prefix + encode_sub_key(sub_key)
 
     def get(self, sub_key: Any, default: Any = None) -> Any:
         """The value under a sub-key, or the default."""
@@ -106,10 +105,7 @@ class MapState:
         return value
 
     def range(self, start: Any = None, stop: Any = None, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
-        """Entries with start <= sub-key < stop in order of sub-key; None leaves that side open.
-
-        Changes made while it runs may or may not be seen by it.
-        """
+        """Entries with start <= sub-key < stop in order of sub-key; None leaves that side open. Changes made while it runs may or may not be seen."""
         low = self._raw(start) if start is not None else self._prefix
         high = self._raw(stop) if stop is not None else (after(self._prefix) if self._prefix else b"\xff")
         changed = sorted((raw for raw in self._dirty if low <= raw < high), reverse=reverse)
@@ -118,16 +114,16 @@ class MapState:
         head = next(stored, None)
         for raw in changed:
             while head is not None and (head[0] > raw if reverse else head[0] < raw):
-                yield subkeys.decode(head[0][skip:]), self._decode(head[1])  # type: ignore[misc]
+                yield decode_sub_key(head[0][skip:]), self._decode(head[1])  # type: ignore[misc]
                 head = next(stored, None)
             if head is not None and head[0] == raw:
                 head = next(stored, None)
             value = self._dirty.get(raw, _MISSING)
             if value is not _MISSING:
-                yield subkeys.decode(raw[skip:]), self._shown(value)
+                yield decode_sub_key(raw[skip:]), self._shown(value)
         while head is not None:
             if head[0] not in self._dirty:
-                yield subkeys.decode(head[0][skip:]), self._decode(head[1])  # type: ignore[misc]
+                yield decode_sub_key(head[0][skip:]), self._decode(head[1])  # type: ignore[misc]
             head = next(stored, None)
 
     def __iter__(self) -> Iterator[Any]:
@@ -143,7 +139,6 @@ class MapState:
             self.delete(sub_key)
 
     def is_empty(self) -> bool:
-        """Whether no entry is left."""
         return next(iter(self), self) is self
 
     def take_over(self, store: Store, prefix: bytes, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:

@@ -19,13 +19,8 @@ The driver's side, `Membership`:
 | an attempt is begun | refused | it gets the next number |
 | an answer comes | dropped | counted, if it names this generation and attempt, once per slot; else dropped |
 
-A task's side, `ExchangeBuffer`: frames come from other tasks, in any order and at any time.
-
-| a frame's attempt is | what becomes of it |
-| --- | --- |
-| older than the one at work | dropped: it belongs to a try that nobody will commit |
-| the one at work | kept; a level is complete when every slot has sent its frame of that level |
-| newer | kept: the sender has got its order before us |
+A task's side, `ExchangeBuffer`: frames come from other tasks, in any order and at any time. One of an older attempt than that at work is dropped: nobody will
+commit it. A newer one is kept: its sender has got the order before us. A level is complete when every slot has sent its frame of it.
 
 Rules
 1. Attempts are compared as (generation, number): of two, the greater is the younger, whatever order they come in.
@@ -50,8 +45,6 @@ BURST = 5.0  # seconds
 
 
 class Attempt(msgspec.Struct, frozen=True, order=True):
-    """One try at one epoch."""
-
     generation: int = 0
     number: int = 0
 
@@ -66,13 +59,12 @@ class Member(msgspec.Struct, frozen=True):
     address: str = ""
 
 
-class _Accident:
+class _Accident(msgspec.Struct):
     """Losses that belong together."""
 
-    def __init__(self, at: float) -> None:
-        self.at = at
-        self.slots: set[int] = set()
-        self.texts: list[str] = []
+    at: float
+    slots: set[int] = set()
+    texts: list[str] = []
 
     def __str__(self) -> str:
         more = len(self.texts) - 1
@@ -87,30 +79,22 @@ class Membership:
         self.generation = 0
         self.losses = 0
         self._members: dict[int, Member] = {}
-        self._attempt = Attempt()
+        self.attempt = Attempt()  # the one at work, or the last one
         self._answered: dict[int, Any] = {}
         self._recent: deque[_Accident] = deque(maxlen=MOST_LOSSES + 1)
         self._missed: set[int] = set()  # ids of members that somebody could not reach, and that have not answered since
 
     @property
     def members(self) -> list[Member]:
-        """Who is there, by slot."""
         return [self._members[slot] for slot in sorted(self._members)]
 
     @property
     def missing(self) -> list[int]:
-        """The slots that are empty."""
         return [slot for slot in range(self.slots) if slot not in self._members]
 
     @property
     def is_complete(self) -> bool:
-        """Whether all slots are filled."""
         return len(self._members) == self.slots
-
-    @property
-    def attempt(self) -> Attempt:
-        """The attempt at work, or the last one."""
-        return self._attempt
 
     def hello(self, who: Member) -> Member | None:
         """Somebody sits down. Returns who has to go. Afterwards, if the membership is complete, a new generation has begun."""
@@ -154,8 +138,7 @@ class Membership:
             self._answered = {}
 
     def renew(self, now: float, why: str, missed: Sequence[int] = ()) -> None:
-        """Everybody is there, and somebody cannot reach somebody: a new generation begins, and it counts as a loss. missed: the slots that cannot be
-        reached."""
+        """Everybody is there, and some slots (`missed`) cannot be reached: a new generation begins, and it counts as a loss."""
         if not self.is_complete:
             return
         self._lose(now, why, missed)
@@ -165,7 +148,6 @@ class Membership:
 
     @property
     def last_losses(self) -> list[str]:
-        """The last losses, for people."""
         return [text for accident in self._recent for text in accident.texts][-2:]
 
     def too_many(self, now: float) -> list[str]:
@@ -177,13 +159,13 @@ class Membership:
         """The next attempt. All slots must be filled."""
         if not self.is_complete:
             raise ValueError(f"slots {self.missing} are empty")
-        self._attempt = Attempt(self.generation, self._attempt.number + 1)
+        self.attempt = Attempt(self.generation, self.attempt.number + 1)
         self._answered = {}
-        return self._attempt
+        return self.attempt
 
     def is_current(self, attempt: Attempt) -> bool:
         """Whether an attempt can still be answered."""
-        return self.is_complete and attempt == self._attempt and attempt.generation == self.generation
+        return self.is_complete and attempt == self.attempt and attempt.generation == self.generation
 
     def answer(self, who: Member, attempt: Attempt, what: Any) -> bool:
         """A member's answer to an attempt. Returns whether it counts."""
@@ -205,27 +187,22 @@ class ExchangeBuffer:
     def __init__(self, slots: int, trusting: bool = False) -> None:
         self.slots = slots
         self._trusting = trusting
-        self._at = Attempt()
+        self.attempt = Attempt()  # the one at work
         self._frames: dict[tuple[Attempt, int], dict[int, Any]] = {}
         self._taken: set[int] = set()  # levels of the attempt at work
 
-    @property
-    def attempt(self) -> Attempt:
-        """The attempt at work."""
-        return self._at
-
     def begin(self, attempt: Attempt) -> None:
         """Work begins on an attempt. What older ones sent is let go of."""
-        if attempt < self._at:
-            raise ValueError(f"{attempt} is older than {self._at}, which is at work")
-        self._at = attempt
+        if attempt < self.attempt:
+            raise ValueError(f"{attempt} is older than {self.attempt}, which is at work")
+        self.attempt = attempt
         self._taken = set()
         if not self._trusting:
             self._frames = {where: frames for where, frames in self._frames.items() if where[0] >= attempt}
 
     def put(self, sender: int, attempt: Attempt, level: int, what: Any) -> bool:
         """A frame has come. Returns whether it is kept."""
-        if not self._trusting and (attempt < self._at or (attempt == self._at and level in self._taken)):
+        if not self._trusting and (attempt < self.attempt or (attempt == self.attempt and level in self._taken)):
             return False
         frames = self._frames.setdefault(self._place(attempt, level), {})
         if sender in frames or not 0 <= sender < self.slots:
@@ -237,16 +214,14 @@ class ExchangeBuffer:
         return (Attempt() if self._trusting else attempt), level
 
     def is_complete(self, level: int) -> bool:
-        """Whether every slot has sent its frame of a level."""
         return not self.missing(level)
 
     def missing(self, level: int) -> list[int]:
-        """The slots whose frame of a level has not come."""
-        frames = self._frames.get(self._place(self._at, level), {})
+        frames = self._frames.get(self._place(self.attempt, level), {})
         return [slot for slot in range(self.slots) if slot not in frames]
 
     def take(self, level: int) -> Sequence[Any]:
         """The frames of a level by sender, which are then let go of."""
         self._taken.add(level)
-        frames = self._frames.pop(self._place(self._at, level), {})
+        frames = self._frames.pop(self._place(self.attempt, level), {})
         return [frames[sender] for sender in sorted(frames)]

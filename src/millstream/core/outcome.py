@@ -14,39 +14,33 @@ HOOK = "hook"  # it is handed to process_late_record
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The times of one computation in one epoch. Invariants: late_before <= low_watermark; least <= promised <= low_watermark.
-
-    late_before: what is older is late; nothing is where event time had ended before. least: what its streams had promised before, or, where that was the
-    end, what anybody still waits for: no production may be older. promised: what they promise now: no hold may be older.
-    scans: visits of all rows in chunks, by name: how many rows in this epoch, 0 for all that are left, PAUSED for none. builds: what is to be
-    known of computations that are derived from this one, and of itself, where it is no matter of course (core/backfill.py).
-    """
+    """The times of one computation in one epoch. Invariants: late_before <= low_watermark; least <= promised <= low_watermark."""
 
     now: int
-    late_before: int
+    late_before: int  # what is older is late; nothing is where event time had ended before
     low_watermark: int
     epoch: int = 0
-    least: int = BEGINNING
-    promised: int = BEGINNING
-    scans: dict[str, int] = {}
-    builds: dict[str, Build] = {}
+    least: int = BEGINNING  # no production may be older: what was promised before or, where that was the end, what anybody still waits for
+    promised: int = BEGINNING  # what its streams promise now: no hold may be older
+    scans: dict[
+        str, int
+    ] = {}  # visits of all rows in chunks, by name: how many rows in this epoch, 0 for all that are left, PAUSED for none
+    builds: dict[
+        str, Build
+    ] = {}  # of those that are derived from this one, and of itself, where it is no matter of course (core/backfill.py)
 
 
 class Wiring(msgspec.Struct, frozen=True):
-    """How a computation is connected. named: the streams whose productions need an id. late: by input, DROP, HOOK or a stream."""
-
     name: str
     streams: tuple[str, ...]
     same_key: frozenset[str] = frozenset()
-    named: frozenset[str] | None = None
-    late: dict[str, str] = {}
+    named: frozenset[str] | None = None  # the streams whose productions need an id
+    late: dict[str, str] = {}  # by input: DROP, HOOK or a stream
     dead_letters: str | None = None
     circling: bool = False  # part of a cycle
 
 
 class LateRecord(msgspec.Struct):
-    """One of the last late records, for people."""
-
     stream: str
     key: str
     timestamp: int
@@ -75,13 +69,10 @@ class Counts(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct):
-    """The result of a step: the delta (None deletes), the productions in order, the counts.
+    """The result of a step. What follows the counts is noted by whoever runs it."""
 
-    dedup: what became of ids before the step ran. millis: how long it took. Both are noted by whoever runs the step.
-    """
-
-    delta: dict[bytes, bytes | None]
-    productions: list[Production]
+    delta: dict[bytes, bytes | None]  # None deletes
+    productions: list[Production]  # in order
     counts: Counts
-    dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)
+    dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)  # what became of ids before the step ran
     millis: float = 0.0

@@ -35,7 +35,6 @@ class Batch:
         raise NotImplementedError
 
     def id(self, index: int) -> str:
-        """The id of the record at a position."""
         raise NotImplementedError
 
     def anew(self) -> Batch:
@@ -148,13 +147,8 @@ def shown(record: Record) -> str:
 def described(cause: Record | Timer) -> dict[str, Any]:
     """What a late record or a dead letter says about itself."""
     if cause.__class__ is Timer:
-        return {
-            "stream": None,
-            "value": None,
-            "timestamp": cause.time if cause.kind == LOW_WATERMARK else None,
-            "id": None,
-            "timer": [cause.kind, cause.tag, cause.time],
-        }  # type: ignore[union-attr]
+        time = cause.time if cause.kind == LOW_WATERMARK else None  # type: ignore[union-attr]
+        return {"stream": None, "value": None, "timestamp": time, "id": None, "timer": [cause.kind, cause.tag, cause.time]}  # type: ignore[union-attr]
     try:
         value = cause.anew().value  # type: ignore[union-attr]
     except Exception as error:

@@ -1,14 +1,30 @@
-"""The kind of state that a computation class has: how it is made, encoded, checked and decoded."""
+"""The kind of state that a computation class has: how it is made, encoded, checked and decoded. Codecs themselves are in `state/codec.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
-from millstream.core.codec import Codec
 from millstream.core.computation import Computation
 from millstream.core.keyspace import NoEntries
 from millstream.core.mapstate import MapState
+
+
+class Codec(Protocol):
+    """Turns Python values into bytes and back. `name` is kept in the checkpoint, so that a change is noticed."""
+
+    name: str
+
+    def encoder(self) -> Callable[[Any], bytes]:
+        """A function that encodes one value. It must be deterministic."""
+
+    def decoder(self, type: Any) -> Callable[[bytes], Any]:
+        """A function that decodes one value of a type (`object` when it is not known)."""
+
+    # A codec may also have these two. Without them, `encoder` encodes states too, and nothing is checked.
+    #
+    # def state_encoder(self, type) -> Callable[[Any], bytes]            encodes states of a type
+    # def state_checker(self, type) -> Callable[[Any, bytes], None]      raises if a state would not come back equal from its bytes; or is None
 
 
 class StateKind:
@@ -60,9 +76,6 @@ def _shape(kind: Any) -> str:
         hints = get_type_hints(kind) if fields else {}
     except Exception:  # annotations that only its own module can read
         hints = {}
-    told = [f"{field}: {_spelled(hints[field])}" if field in hints else field for field in fields]
+    spelled = {field: hint if hasattr(hint, "__args__") else getattr(hint, "__name__", hint) for field, hint in hints.items()}
+    told = [f"{field}: {spelled[field]}" if field in spelled else field for field in fields]
     return f"{name}({', '.join(told)})" if told else name
-
-
-def _spelled(hint: Any) -> str:
-    return str(hint) if hasattr(hint, "__args__") else str(getattr(hint, "__name__", hint))

@@ -38,8 +38,8 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.arrivals import Arrivals
-from millstream.core.backfill_scan import scan_entry, settled
+from millstream.core.arrivals import Arrivals, Rejected, wrong_time
+from millstream.core.backfill import scan_entry, settled
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
 from millstream.core.keyspace import (
@@ -61,7 +61,6 @@ from millstream.core.keyspace import (
 from millstream.core.mapstate import MapState
 from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Times, Wiring
 from millstream.core.record import Production, Record, Timer, described, shown
-from millstream.core.rejected import Rejected, wrong_time
 from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END
 from millstream.core.visit import Saved, Visit
@@ -91,12 +90,15 @@ class Step:
         self.has_maps = kind.is_map or bool(kind.map_fields)
         self.careful = False  # a hook of the key at hand has raised, or left a state that cannot be kept
         self.searching = False  # which of them it was
-        self.saved: _Saved | None = None
+        self.saved: tuple[Saved, bytes, list[dict[bytes, Any]]] | None = (
+            None  # a key as it was before a hook: visit, state, changes of its maps
+        )
         self.visit = Visit(wiring, times, encode_value)
-        self.finishes = computation._finishes()
+        kind_of = type(computation)
+        self.finishes = kind_of.finish_key is not Computation.finish_key
         self.late_before = BEGINNING if computation.judges_lateness else times.late_before
         computation._visit = self.visit
-        if computation._is_plain():
+        if kind_of.produce is Computation.produce:
             computation.produce = self.visit.produce  # type: ignore[method-assign]  # one call less for every production
         if self.finishes:
             computation.later, computation.tally = self.visit.later, self.visit.tally  # type: ignore[method-assign]
@@ -118,7 +120,7 @@ class Step:
         bounds = arrivals.bounds
         visit = self._visit if self.wiring.dead_letters is None else self._forgiving
         if arrivals.rejected:
-            self._reject(sorted(arrivals.rejected, key=lambda one: one.order))
+            self._reject(sorted(arrivals.rejected, key=_canonical))
         scanned = self._backfill_scans() if times.scans else {}
         for group, text in enumerate(arrivals.keys):
             row_key = text.encode()
@@ -215,7 +217,7 @@ class Step:
                 for position in range(at, stop):
                     time = timestamps[position]
                     while visit.next_due <= time:
-                        self._fire_low()
+                        self._fire(visit.next_low())
                     if source is not None:
                         batch = batches[source[position]]
                     visit.cause = record = Record(key, time, batch, index[position])
@@ -232,8 +234,9 @@ class Step:
         except Exception as error:
             if stored is not None:
                 raise HookError(f"computation {self.name!r}, key {key!r}: {kind.older(stored.state, error)}") from error
-            if writing and not self.careful:
-                self._find_culprit(row_key, text, arrivals, begin, stop)
+            if writing and not self.careful and self.wiring.dead_letters is None:  # rule 9; with dead letters the second visit comes anyway
+                self.careful = self.searching = True
+                self._visit(row_key, text, arrivals.anew(), begin, stop)
             raise self._blame(error) from error
 
     def _finish_key(self, newest: int) -> None:
@@ -243,13 +246,6 @@ class Step:
             self._carefully(lambda _: c.finish_key(), cause)
         elif c.finish_key() is not None:  # type: ignore[func-returns-value]
             raise TypeError(RETURNED)
-
-    def _find_culprit(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
-        """Rule 9: visits once more, with a look after each hook, and raises for the one that left a state that cannot be kept."""
-        if self.wiring.dead_letters is not None:
-            return  # the second visit comes anyway
-        self.careful = self.searching = True
-        self._visit(row_key, text, arrivals.anew(), at, stop)
 
     def _late(self, record: Record) -> None:
         c, counts = self.computation, self.counts
@@ -283,19 +279,8 @@ class Step:
                     f"stream {one.stream!r} into computation {self.name!r}: {one.why}, in the record {repr(one.value)[:500]}. Nothing of this epoch was "
                     f"committed. Correct the source, or send such records to a stream with compute(..., on_error=ms.DEAD_LETTER)."
                 )
-            value = {
-                "stream": one.stream,
-                "value": one.value,
-                "timestamp": one.timestamp,
-                "id": one.id,
-                "computation": self.name,
-                "error": f"InputError: {one.why}",
-                "traceback": "",
-            }
-            try:
-                body = visit.encode(value)
-            except Exception:
-                body = visit.encode({**value, "value": repr(one.value)})
+            record = {"stream": one.stream, "value": one.value, "timestamp": one.timestamp, "id": one.id}
+            body = self._encoded({**record, "computation": self.name, "error": f"InputError: {one.why}", "traceback": ""})
             nth = known[body] = known.get(body, -1) + 1
             name = blake2b(f"{self.name}\0rejected\0{nth}\0".encode() + body, digest_size=16).hexdigest()
             caused = one.timestamp if wrong_time(one.timestamp) is None else times.low_watermark
@@ -307,7 +292,7 @@ class Step:
     def _carefully(self, hook: Callable[[Any], None], cause: Record | Timer) -> None:
         """Calls a hook; if it raises, or leaves a state that cannot be encoded, undoes what it did and writes a dead letter."""
         visit = self.visit
-        if self.saved is None or self.saved.visit.row_key != visit.row_key:
+        if self.saved is None or self.saved[0].row_key != visit.row_key:
             self.saved = self._save()
         try:
             if hook(cause) is not None:  # type: ignore[func-returns-value]
@@ -316,7 +301,7 @@ class Step:
         except Exception as error:
             if self.searching:
                 raise
-            self._restore(self.saved)
+            self._restore(*self.saved)
             if isinstance(cause, Timer):
                 visit.forget(cause)
             assert self.wiring.dead_letters is not None
@@ -330,50 +315,49 @@ class Step:
             )
             self.saved = self._save()
 
-    def _save(self) -> _Saved:
+    def _save(self) -> tuple[Saved, bytes, list[dict[bytes, Any]]]:
         c, kind = self.computation, self.kind
         maps = [sub.copied() for sub in self._maps()] if self.has_maps else []
         encoded = b"" if kind.is_map else kind.encode(c.state)
         if kind.check is not None:
             kind.check(c.state, encoded)
-        return _Saved(visit=self.visit.saved(), state=encoded, maps=maps)
+        return Saved(self.visit), encoded, maps
 
-    def _restore(self, saved: _Saved) -> None:
+    def _restore(self, saved: Saved, state: bytes, maps: list[dict[bytes, Any]]) -> None:
         c, kind = self.computation, self.kind
-        c.state = MapState() if kind.is_map else kind.decode(saved.state)
+        c.state = MapState() if kind.is_map else kind.decode(state)
         if self.has_maps:
-            for (field, sub), changes in zip(kind.maps(c.state), saved.maps, strict=True):
+            for (field, sub), changes in zip(kind.maps(c.state), maps, strict=True):
                 sub.bind(self.store, sub_prefix(self.visit.row_key, field), kind.encode_sub, kind.decode_sub)
                 sub.put_back(changes)
-        saved.visit.put_back(self.visit)
+        saved.put_back(self.visit)
 
     def _emit(self, stream: str, value: dict[str, Any]) -> None:
         """A production of the system's own, caused by what is at hand."""
-        visit = self.visit
-        try:
-            body = visit.encode(value)
-        except Exception:
-            body = visit.encode({**value, "value": repr(value.get("value"))})
+        visit, body = self.visit, self._encoded(value)
         caused = visit.wall_time if value["timestamp"] is None else value["timestamp"]
         visit.productions.append(Production(stream, visit.key, max(visit.least, caused), visit.production_id(stream), body))
+
+    def _encoded(self, value: dict[str, Any]) -> bytes:
+        """A value that cannot be encoded is told as a text."""
+        try:
+            return self.visit.encode(value)
+        except Exception:
+            return self.visit.encode({**value, "value": repr(value.get("value"))})
 
     def _write(self, row_key: bytes, row_entry: bytes, raw: bytes | None, row: Row | None) -> None:
         c, visit, kind, counts, delta = self.computation, self.visit, self.kind, self.counts, self.delta
         low = sorted(visit.low) if visit.low else []
         wall = sorted(visit.wall) if visit.wall else []
         holds = sorted((hold, *of) for of, hold in visit.holds.items()) if visit.holds else []
-        alive = bool(low or wall or holds)
-        maps = self._maps() if self.has_maps else []
+        maps = self._maps() if self.has_maps else ()
         encoded = b"" if kind.is_map else kind.encode(c.state)
         if kind.check is not None and encoded != (kind.empty if row is None else row.state):
             kind.check(c.state, encoded)
-        if maps:
-            alive = alive or encoded != kind.empty  # asked first: whether a map is empty is dearer to say
-            for sub in maps:
-                delta.update(sub.changes())
-                alive = alive or not sub.is_empty()
-        else:
-            alive = alive or encoded != kind.empty
+        alive = bool(low or wall or holds) or encoded != kind.empty
+        for sub in maps:
+            delta.update(sub.changes())
+            alive = alive or not sub.is_empty()  # asked last: it is dear to say
         counts.timers += len(low) + len(wall)
         if row is not None:
             counts.timers -= len(row.low) + len(row.wall)
@@ -424,24 +408,20 @@ class Step:
                 entry = timer_entry(kind, new, row_key)
                 self.delta[entry] = self.moved[entry] = b""
 
-    def _fire_low(self) -> None:
-        """Fires the earliest low-watermark timer that is due, unless it was cancelled."""
-        timer = self.visit.next_low()
-        if timer is not None:
-            self._fire(timer)
-
     def _fire_rest(self) -> None:
         visit = self.visit
         while True:
             if visit.next_due != END:
-                self._fire_low()
+                self._fire(visit.next_low())
                 continue
             timer = visit.next_wall() if visit.wall else None
             if timer is None:
                 return
             self._fire(timer)
 
-    def _fire(self, timer: Timer) -> None:
+    def _fire(self, timer: Timer | None) -> None:
+        if timer is None:
+            return  # it was cancelled since
         visit = self.visit
         visit.cause = timer
         visit.firings += 1
@@ -484,9 +464,5 @@ class Step:
         )
 
 
-class _Saved(msgspec.Struct):
-    """A key as it was before a hook."""
-
-    visit: Saved
-    state: bytes
-    maps: list[dict[bytes, Any]]
+def _canonical(one: Rejected) -> tuple[str, int, str, str]:
+    return one.stream, BEGINNING if one.timestamp is None else one.timestamp, one.id or "", repr(one.value)

@@ -19,18 +19,8 @@ LOW_WATERMARK = "low_watermark"
 WALL_CLOCK = "wall_clock"
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_NAMES = {
-    "millisecond": "ms",
-    "milli": "ms",
-    "msec": "ms",
-    "second": "s",
-    "sec": "s",
-    "minute": "m",
-    "min": "m",
-    "hour": "h",
-    "hr": "h",
-    "day": "d",
-}
+_NAMES = {"ms": ("millisecond", "milli", "msec"), "s": ("second", "sec"), "m": ("minute", "min"), "h": ("hour", "hr"), "d": ("day",)}
+_UNITS |= {name + plural: _UNITS[unit] for unit, names in _NAMES.items() for name in names for plural in ("", "s")}
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*$")
 
 Duration = str | datetime.timedelta | int
@@ -51,12 +41,11 @@ def duration(given: Duration) -> int:
             f"{given!r} is not a duration, because its unit is missing: write '{given}ms', '{given}s' or timedelta(seconds={given})."
         )
     match = _DURATION.match(str(given).lower())
-    unit = _UNITS.get(_NAMES.get(match.group(2).removesuffix("s"), match.group(2))) if match else None
-    if not match or not unit:
+    if not match or match.group(2) not in _UNITS:
         raise DefinitionError(
             f"{given!r} is not a duration. Write a number and a unit, such as '500ms', '2s', '10 minutes', '1h', '1d', or give a timedelta."
         )
-    return int(float(match.group(1)) * unit)
+    return int(float(match.group(1)) * _UNITS[match.group(2)])
 
 
 def describe(time: int | None) -> str:

@@ -3,14 +3,18 @@
 Rules
 1. Names are the identity: of streams, computations, injectors. State belongs to a computation's name.
 2. An edge is weak (delivered in the epoch that makes the production), strong (stored with the producer's commit, delivered in the
-   next epoch), or adaptive (weak, and stored while its consumer is slow or failing). Weak and adaptive edges form no cycle; strong
-   edges may close one. Computations are kept in an order in which producers come first, strong edges aside.
+   next epoch), or adaptive. Weak and adaptive edges form no cycle; strong edges may close one. Computations are kept in an order in which producers come
+   first, strong edges aside.
 3. A computation that gives no key for a stream gets the producer's key. Where that holds for all its inputs, over weak edges from
    one group, it joins the group: the same task runs both, and no shuffle stands between them. A production that
    changes its key on such a stream would land in the wrong shard, so it is refused. Dead letters may be of records that had no key,
    so whoever reads them joins nobody.
 4. A group is one partition range of one level. Level L runs after L-1 in the same job; only what crosses groups is shuffled. A
    strong edge needs no level: its productions are stored by the consumer's shard, and a chain of strong edges is one level.
+5. An adaptive edge is weak while its consumer keeps up, and stores while it is slow or has failed (MillWheel §6.1.3: a straggler's producers checkpoint).
+   It begins to store in the epoch after one in which the consumer took longer than `slow_after`, and within the same epoch if it failed. It goes back
+   after `CALM` epochs with records in a row in which the consumer took less than half of that: no flapping around the limit. The decision is kept in the
+   manifest with its reason. It changes when productions arrive, never what they are.
 """
 
 from __future__ import annotations
@@ -43,14 +47,13 @@ WEAK = "weak"
 STRONG = "strong"
 ADAPTIVE = "adaptive"
 PRODUCTIONS = (WEAK, STRONG, ADAPTIVE)
+CALM = 3
 
 FAIL = "fail"  # a hook that raises fails the epoch
 DEAD_LETTER = "dead_letter"  # its record goes to a stream
 
 
 class Injector(msgspec.Struct, frozen=True):
-    """A source with a watermark."""
-
     name: str
     source: Any
     timestamp: Any
@@ -72,32 +75,23 @@ def as_key(key: Any) -> Any:
 
 
 class Input(msgspec.Struct, frozen=True):
-    """One stream into a computation. The key is a column name, a Spark Column, a callable, a list of names, None for the producer's, or PRODUCED for
-    that of the production, which may be another.
-
-    production: what this edge says itself, None for what its producer says. late: DROP, HOOK, or the stream that late records go to.
-    """
-
     stream: str
-    key: Any
-    production: str | None = None
+    key: Any  # a column name, a list of names, a Spark Column, a callable, None for the producer's, or PRODUCED for the production's, which may be another
+    production: str | None = None  # what this edge says itself, None for what its producer says
     slow_after: int | None = None
-    late: str = HOOK
+    late: str = HOOK  # DROP, HOOK, or the stream that late records go to
 
 
 class RelationSpec(msgspec.Struct, frozen=True):
-    """What readers of a checkpoint must know of a table, view or join. origins: contributions are kept by document. inverts: the reducer has an inverse, so
-    there are no nodes of partial results. how: of a join. is_strong: it follows an epoch behind its senders."""
+    """What readers of a checkpoint must know of a table, view or join."""
 
-    origins: bool = True
-    inverts: bool = False
-    how: str = ""
-    is_strong: bool = False
+    origins: bool = True  # contributions are kept by document
+    inverts: bool = False  # the reducer has an inverse, so there are no nodes of partial results
+    how: str = ""  # of a join
+    is_strong: bool = False  # it follows an epoch behind its senders
 
 
 class ComputationSpec(msgspec.Struct, frozen=True):
-    """A computation's place in the graph."""
-
     name: str
     factory: Callable[[], Computation]
     inputs: tuple[Input, ...]
@@ -116,7 +110,6 @@ class ComputationSpec(msgspec.Struct, frozen=True):
 
     @property
     def late_streams(self) -> dict[str, str]:
-        """By input: DROP, HOOK, or the stream of its late records."""
         return {i.stream: i.late for i in self.inputs}
 
     @property
@@ -161,8 +154,6 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Topology:
-    """A checked graph."""
-
     def __init__(self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec], emissions: Sequence[Emission]) -> None:
         self.injectors = {injector.name: injector for injector in injectors}
         self.emissions = tuple(emissions)
@@ -171,44 +162,34 @@ class Topology:
         self.edges = {(i.stream, spec.name): self._edge(spec, i) for spec in computations for i in spec.inputs}
         self.computations = self._ordered(computations)
         self.by_name = {spec.name: spec for spec in self.computations}
-        self.levels: list[list[Group]] = []
-        self.group_of: dict[str, Group] = {}
-        self._lay_out()
+        self.levels = self._laid_out()
+        self.group_of = {name: group for groups in self.levels for group in groups for name in group.computations}
         self.routes = self._routes()
-        self.cycles = _cycles(self)
+        self.cycles = _cycles(self.computations)
         self.cycle_of = {name: at for at, members in enumerate(self.cycles) for name in members}
         self.same_key_streams = frozenset(i.stream for spec in self.computations for i in spec.inputs if self._fused(spec.name, i.stream))
 
     def __getstate__(self) -> dict[str, Any]:
         """What workers get: without sources and the expressions of injected streams, which belong to the driver."""
-        injectors = {
-            name: msgspec.structs.replace(i, source=None, timestamp=_plain(i.timestamp), id=_plain(i.id), watermark=i.watermark.for_tasks())
-            for name, i in self.injectors.items()
-        }
+        replace = msgspec.structs.replace
+        injectors: dict[str, Injector] = {}
+        for name, one in self.injectors.items():
+            watermark = replace(one.watermark, function=None)
+            injectors[name] = replace(one, source=None, timestamp=_plain(one.timestamp), id=_plain(one.id), watermark=watermark)
 
-        def stripped(stream: str, key: Any) -> Any:
-            return _plain(key) if stream in self.injectors else key
+        def stripped(one: Any) -> Any:
+            return replace(one, key=_plain(one.key)) if one.stream in self.injectors else one
 
-        computations = tuple(
-            msgspec.structs.replace(spec, inputs=tuple(msgspec.structs.replace(i, key=stripped(i.stream, i.key)) for i in spec.inputs))
-            for spec in self.computations
-        )
+        computations = tuple(replace(spec, inputs=tuple(map(stripped, spec.inputs))) for spec in self.computations)
         by_name = {spec.name: spec for spec in computations}
-        return {
-            **self.__dict__,
-            "injectors": injectors,
-            "computations": computations,
-            "by_name": by_name,
-            "routes": tuple(msgspec.structs.replace(route, key=stripped(route.stream, route.key)) for route in self.routes),
-            "_producer": {
-                stream: injectors[p.name] if isinstance(p, Injector) else by_name[p.name] for stream, p in self._producer.items()
-            },  # a computation may be called like an injector
+        producers = {  # a computation may be called like an injector
+            stream: injectors[one.name] if isinstance(one, Injector) else by_name[one.name] for stream, one in self._producer.items()
         }
+        found = {"injectors": injectors, "computations": computations, "by_name": by_name, "_producer": producers}
+        return {**self.__dict__, **found, "routes": tuple(map(stripped, self.routes))}
 
     def _producers(self, injectors: Sequence[Injector], computations: Sequence[ComputationSpec]) -> dict[str, ComputationSpec | Injector]:
-        producer: dict[str, ComputationSpec | Injector] = {}
-        for injector in injectors:
-            producer[injector.name] = injector
+        producer: dict[str, ComputationSpec | Injector] = {injector.name: injector for injector in injectors}
         for spec in computations:
             for stream in spec.streams:
                 if stream in producer:
@@ -257,7 +238,8 @@ class Topology:
         while left:
             free = [spec for spec in left if all(i.stream in ready or self.edges[i.stream, spec.name] == STRONG for i in spec.inputs)]
             if not free:
-                names = " → ".join(spec.name for spec in _circling(left))
+                circling = frozenset().union(*_cycles(left))
+                names = " → ".join(spec.name for spec in left if spec.name in circling)
                 raise DefinitionError(
                     f"the streams form a cycle through {names}. Weak edges deliver within one epoch, so a cycle would never end: "
                     f"make one of its edges strong, with compute(..., production={{stream: ms.STRONG}}) or stream.via(ms.STRONG)."
@@ -268,7 +250,7 @@ class Topology:
                 left.remove(spec)
         return tuple(ordered)
 
-    def _lay_out(self) -> None:
+    def _laid_out(self) -> list[list[Group]]:
         members: dict[tuple[int, int], list[str]] = {}
         place: dict[str, tuple[int, int]] = {}
         width: list[int] = []
@@ -276,14 +258,7 @@ class Topology:
             near = [i for i in spec.inputs if self.edges[i.stream, spec.name] != STRONG]
             producers = [self._producer[i.stream] for i in near]
             homes = {place[p.name] for p in producers if isinstance(p, ComputationSpec)}
-            joins = len(homes) == 1 and all(
-                i.key is None
-                and self.edges[i.stream, spec.name] == WEAK
-                and i.stream not in self.injectors
-                and not self._may_lack_key(i.stream)
-                for i in spec.inputs
-            )
-            if joins:
+            if len(homes) == 1 and all(i.key is None and self._takes_over_key(spec, i) for i in spec.inputs):
                 home = homes.pop()
             else:
                 level = 1 + max((level for level, _ in homes), default=-1)
@@ -293,8 +268,7 @@ class Topology:
                 width[level] += 1
             place[spec.name] = home
             members.setdefault(home, []).append(spec.name)
-        self.levels = [[Group(index, level, tuple(members[level, index])) for index in range(count)] for level, count in enumerate(width)]
-        self.group_of = {name: group for groups in self.levels for group in groups for name in group.computations}
+        return [[Group(index, level, tuple(members[level, index])) for index in range(count)] for level, count in enumerate(width)]
 
     def _edge(self, spec: ComputationSpec, i: Input) -> str:
         producer = self._producer[i.stream]
@@ -302,10 +276,10 @@ class Topology:
             return WEAK
         return i.production or producer.production.get(i.stream) or WEAK
 
-    def _may_lack_key(self, stream: str) -> bool:
-        """Whether records of a stream may have another key than their producer's row: dead letters of rejected records do."""
-        producer = self._producer[stream]
-        return isinstance(producer, ComputationSpec) and producer.dead_letters == stream
+    def _takes_over_key(self, spec: ComputationSpec, i: Input) -> bool:
+        """Whether an input may run on its producer's keys. Dead letters of rejected records have another key than their producer's row."""
+        producer = self._producer[i.stream]
+        return isinstance(producer, ComputationSpec) and producer.dead_letters != i.stream and self.edges[i.stream, spec.name] == WEAK
 
     def takes_rejected(self, computation: str) -> bool:
         """Whether a computation sends records to a stream that no hook can be called with."""
@@ -324,9 +298,8 @@ class Topology:
 
     def _fused(self, computation: str, stream: str) -> bool:
         producer = self._producer[stream]
-        if self.edges[stream, computation] != WEAK:
-            return False
-        return isinstance(producer, ComputationSpec) and self.group_of[producer.name] is self.group_of[computation]
+        is_near = isinstance(producer, ComputationSpec) and self.edges[stream, computation] == WEAK
+        return is_near and self.group_of[producer.name] is self.group_of[computation]
 
     def _routes(self) -> tuple[Route, ...]:
         routes: list[Route] = []
@@ -334,17 +307,8 @@ class Topology:
             group = self.group_of[spec.name]
             for i in spec.inputs:
                 if not self._fused(spec.name, i.stream):
-                    routes.append(
-                        Route(
-                            index=len(routes),
-                            stream=i.stream,
-                            computation=spec.name,
-                            key=i.key,
-                            level=group.level,
-                            group=group.index,
-                            production=self.edges[i.stream, spec.name],
-                        )
-                    )
+                    edge = self.edges[i.stream, spec.name]
+                    routes.append(Route(len(routes), i.stream, spec.name, i.key, group.level, group.index, edge))
         return tuple(routes)
 
     def fused_inputs(self, computation: str) -> list[str]:
@@ -357,17 +321,37 @@ class Topology:
         return {spec.name: spec.derives for spec in self.computations if spec.derives is not None}
 
     def feeds(self, computation: str) -> list[str]:
-        """The streams that a computation reads."""
         return [i.stream for i in self.by_name[computation].inputs]
 
 
-def _cycles(topology: Topology) -> list[frozenset[str]]:
+class EdgeState(msgspec.Struct):
+    """An adaptive edge after an epoch: whether it stores in the next one, why, and for how many epochs its consumer has been quick."""
+
+    stored: bool = False
+    why: str = ""
+    calm: int = 0
+    was_stored: bool = False  # in this epoch
+
+
+def edge_after(before: EdgeState, stored: bool, why: str, millis: float | None, slow_after: int) -> EdgeState:
+    """What an edge does in the next epoch. `stored` and `why`: what it did in this one; `millis`: the consumer's longest task, None if it had no records."""
+    if millis is None:
+        return EdgeState(stored, why, before.calm, stored)
+    if millis > slow_after:
+        return EdgeState(True, f"its consumer took {millis:.0f} ms, more than {slow_after} ms", 0, stored)
+    if not stored:
+        return EdgeState(False, "", 0, stored)
+    calm = before.calm + 1 if millis < slow_after / 2 else 0
+    return EdgeState(calm < CALM, why if calm < CALM else "", calm if calm < CALM else 0, stored)
+
+
+def _cycles(computations: Sequence[ComputationSpec]) -> list[frozenset[str]]:
     """The sets of computations that feed each other."""
     readers: dict[str, set[str]] = {}
-    for spec in topology.computations:
+    for spec in computations:
         for i in spec.inputs:
             readers.setdefault(i.stream, set()).add(spec.name)
-    next_of = {spec.name: {name for stream in spec.streams for name in readers.get(stream, ())} for spec in topology.computations}
+    next_of = {spec.name: {name for stream in spec.streams for name in readers.get(stream, ())} for spec in computations}
     reach: dict[str, set[str]] = {}
     for start in next_of:
         found = reach[start] = set()
@@ -378,17 +362,6 @@ def _cycles(topology: Topology) -> list[frozenset[str]]:
             ahead += new
     cycles = {frozenset(b for b in reach if b in reach[a] and a in reach[b]) for a in reach if a in reach[a]}
     return sorted(cycles, key=sorted)
-
-
-def _circling(left: Sequence[ComputationSpec]) -> list[ComputationSpec]:
-    """Those of some computations that are part of a cycle, without what only reads from one."""
-    circling = list(left)
-    while True:
-        read = {i.stream for spec in circling for i in spec.inputs}
-        kept = [spec for spec in circling if read & set(spec.streams)]
-        if len(kept) == len(circling):
-            return kept
-        circling = kept
 
 
 def _plain(key: Any) -> Any:

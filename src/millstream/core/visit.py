@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any
 
-from millstream.core.backfill_scan import Chunk
+from millstream.core.backfill import Chunk
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text
 from millstream.core.keyspace import STATE_HOLD, Holds, Row, TimerSet
@@ -204,7 +204,6 @@ class Visit:
         return NOW if comes is None or self.row_key <= comes else AHEAD
 
     def caused(self) -> int:
-        """The event time of the cause at hand."""
         cause = self.cause
         if cause.__class__ is Record:
             return cause.timestamp  # type: ignore[no-any-return]
@@ -335,10 +334,6 @@ class Visit:
         (self.low if timer.kind == LOW_WATERMARK else self.wall).discard((timer.time, timer.tag))
         self.holds.pop((timer.kind, timer.time, timer.tag), None)
 
-    def saved(self) -> Saved:
-        """What hooks may change, as it is now."""
-        return Saved(self)
-
 
 class Saved:
     """A visit as it was before a hook."""
@@ -352,7 +347,6 @@ class Saved:
         self._productions, self._gathered, self._tallies = len(visit.productions), len(visit.gathered), dict(visit.tallies)
 
     def put_back(self, visit: Visit) -> None:
-        """Undoes what has happened since."""
         visit.low, visit.wall, visit.due = set(self._low), set(self._wall), list(self._due)
         visit.next_due, visit.holds, visit.held = self._next_due, dict(self._holds), self._held
         del visit.productions[self._productions :]

@@ -1,4 +1,4 @@
-"""Injector watermarks: how far event time is complete where records come in.
+"""Injector watermarks: how far event time is complete where records come in, and what users write for it (`ms.watermarks`).
 
 Rules (MillWheel §4.5, §5.2)
 1. A watermark is a promise about what is still to come: no record older than it. It never goes back, whatever a source says.
@@ -19,13 +19,17 @@ Rules (MillWheel §4.5, §5.2)
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
-from millstream.core.time import BEGINNING, END
+from millstream.core.time import BEGINNING, END, Duration, duration
+from millstream.errors import DefinitionError
+
+__all__ = ["Policy", "bounded", "declared", "files", "percentile", "sub_sources"]
 
 _PER_OCTAVE = 4  # buckets of lag per doubling
 _DECAY = 0.95  # per epoch with records
@@ -33,11 +37,9 @@ _ENOUGH = 200  # records, before an estimate counts
 
 
 class SubProgress(msgspec.Struct):
-    """One sub-source: its newest timestamp, its watermark, and the wall clock when it last spoke."""
-
     newest: int
     watermark: int  # when it last spoke
-    heard: int
+    heard: int  # the wall clock then
     reached: int = BEGINNING  # its watermark after the last epoch, if it has gone on since
 
 
@@ -68,7 +70,6 @@ class Seen(msgspec.Struct):
     lags: dict[int, int] = {}
 
     def add(self, other: Seen) -> None:
-        """Takes in what another task saw."""
         self.records += other.records
         self.newest = _latest(self.newest, other.newest)
         self.mark = _latest(self.mark, other.mark)
@@ -84,33 +85,16 @@ def _latest(one: int | None, other: int | None) -> int | None:
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How an injector's watermark follows from its records.
+    """How an injector's watermark follows from its records."""
 
-    idle: silence after which it holds nothing back (None: never). onward: silence after which it goes on with the wall clock (None: never).
-    """
+    idle: int | None = None  # silence after which it holds nothing back; None: never
+    onward: int | None = None  # silence after which it goes on with the wall clock; None: never
+    mark_column: str | None = None  # its values are watermarks
+    sub_column: str | None = None  # it names the sub-source
+    function: Callable[..., Any] | None = None  # called on the driver; tasks do not get it
 
-    idle: int | None = None
-    onward: int | None = None
-
-    @property
-    def mark_column(self) -> str | None:
-        """A column whose values are watermarks."""
-        return None
-
-    @property
-    def sub_column(self) -> str | None:
-        """A column that names the sub-source."""
-        return None
-
-    @property
-    def wants_lags(self) -> bool:
-        """Whether it wants to know how far behind the newest timestamp records come (Seen.lags)."""
-        return False
-
-    @property
-    def wants_files(self) -> bool:
-        """Whether it asks, on the driver, for a source's files."""
-        return False
+    wants_lags: ClassVar[bool] = False  # how far behind the newest timestamp records come (Seen.lags)
+    wants_files: ClassVar[bool] = False  # all files of the source, and those that have been read, for `said`
 
     @property
     def repeats_matter(self) -> bool:
@@ -118,17 +102,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return True
 
     def said(self, files: Mapping[str, int], read: set[str]) -> int | None:
-        """What the source itself declares (driver, once per epoch); None says nothing new. Where `wants_files`: all files of the source with their
-        times of modification, and those that have been read."""
+        """What the source itself declares (driver, once per epoch); None says nothing new. files: with their times of modification."""
         return None
 
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
         """The watermark that follows from what is known, and what holds it there."""
         raise NotImplementedError
-
-    def for_tasks(self) -> Policy:
-        """What tasks need of it; functions belong to the driver."""
-        return self
 
     def going_on(self, value: int, holder: str, silence: int) -> tuple[int, str]:
         """Rule 6: a watermark and its holder, after a silence."""
@@ -178,27 +157,17 @@ class Bounded(Policy, frozen=True):
 
 
 class Declared(Policy, frozen=True):
-    """The source itself says how far it is: in a column of its records, or to a callable on the driver."""
-
-    column: str | None = None
-    function: Callable[[], int | None] | None = None
-
-    @property
-    def mark_column(self) -> str | None:
-        return self.column
+    """The source itself says how far it is: in a column of its records, or to a function on the driver."""
 
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
-        said = seen.mark if self.column is not None else progress.said
+        said = seen.mark if self.mark_column is not None else progress.said
         return (BEGINNING if said is None else said), "what its source declares"
 
     def said(self, files: Mapping[str, int], read: set[str]) -> int | None:
         return None if self.function is None else self.function()
 
-    def for_tasks(self) -> Policy:
-        return Declared(column=self.column)
-
     def advance(self, before: Progress, seen: Seen, now: int, said: int | None = None) -> Progress:
-        # What the callable said in this epoch may speak of records that Spark plans for the next one: it counts from then on.
+        # What the function said in this epoch may speak of records that Spark plans for the next one: it counts from then on.
         after = super().advance(before, seen, now, None)
         after.said = _latest(before.said, said)
         return after
@@ -212,9 +181,7 @@ class Percentile(Policy, frozen=True):
     at_least: int
     at_most: int
 
-    @property
-    def wants_lags(self) -> bool:
-        return True
+    wants_lags: ClassVar[bool] = True
 
     def delay(self, lags: Mapping[int, float]) -> int:
         """The delay that covers the share of the records in a histogram of lags."""
@@ -246,17 +213,8 @@ class Percentile(Policy, frozen=True):
 class SubSources(Policy, frozen=True):
     """The minimum over a declared set of sub-sources, named by a column."""
 
-    column: str
     names: tuple[str, ...]
     each: Bounded | Declared
-
-    @property
-    def sub_column(self) -> str | None:
-        return self.column
-
-    @property
-    def mark_column(self) -> str | None:
-        return self.each.mark_column
 
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
         for name, (newest, mark) in seen.subs.items():
@@ -286,30 +244,18 @@ class SubSources(Policy, frozen=True):
 
 
 class FileTimes(Policy, frozen=True):
-    """The oldest file not yet read holds the watermark (MillWheel §4.5, its example of log files)."""
+    """The oldest file not yet read holds the watermark (MillWheel §4.5, its example of log files). function: the start of a file, from its path and time."""
 
-    start: Callable[[str, int], int]
+    wants_files: ClassVar[bool] = True
 
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
         return (BEGINNING if progress.said is None else progress.said), "the oldest file not yet read"
 
-    @property
-    def wants_files(self) -> bool:
-        return True
-
     def said(self, files: Mapping[str, int], read: set[str]) -> int | None:
-        return self.from_files(files, read)
-
-    def for_tasks(self) -> Policy:
-        return Bounded(delay=0)
-
-    def from_files(self, files: Mapping[str, int], read: set[str]) -> int | None:
-        """The watermark, given all files with their times of modification, and those that have been read."""
-        starts = {path: self.start(path, modified) for path, modified in files.items()}
+        assert self.function is not None
+        starts = {path: self.function(path, modified) for path, modified in files.items()}
         unread = [start for path, start in starts.items() if path not in read]
-        if unread:
-            return min(unread)
-        return max(starts.values(), default=None)
+        return min(unread) if unread else max(starts.values(), default=None)
 
 
 def lags_of(lags: Any) -> dict[int, int]:
@@ -326,7 +272,6 @@ def lags_of(lags: Any) -> dict[int, int]:
 
 
 def bucket_end(number: int) -> int:
-    """The largest lag in a bucket."""
     return 0 if number == 0 else math.ceil(2 ** (number / _PER_OCTAVE))
 
 
@@ -344,3 +289,95 @@ def effective(injectors: Mapping[str, Progress], drain: bool = False) -> dict[st
     awake = [p.watermark for p in injectors.values() if not p.idle]
     floor = min(awake, default=BEGINNING)
     return {name: max(p.watermark, floor) if p.idle else p.watermark for name, p in injectors.items()}
+
+
+# --- what users write, as `ms.watermarks`: each function checks what it is given and makes a policy
+
+
+def bounded(delay: Duration, *, idle: Duration | None = None, onward: Duration | None = None) -> Bounded:
+    """The watermark follows the newest timestamp at a fixed distance.
+
+    idle: after this silence it holds nothing back while others go on. onward: after this silence it goes on with the wall clock, so that
+    windows close although input has stopped. What comes after that is late: choose it longer than any pause of the source.
+
+    >>> bounded("2s").value(Progress(newest=10_000), Seen(), 0)[0]
+    8000
+    >>> bounded("2s", onward="30s").going_on(8_000, "", silence=45_000)[0]
+    23000
+    """
+    millis = duration(delay)
+    if millis < 0:
+        raise DefinitionError(f"bounded({delay!r}): the delay cannot be negative")
+    return Bounded(delay=millis, idle=_silence("idle", idle), onward=_silence("onward", onward))
+
+
+def declared(by: str | Callable[[], int | None], *, idle: Duration | None = None) -> Declared:
+    """The source says how far it is: `by` names a column that carries watermarks (milliseconds), or is a callable on the driver.
+
+    The callable is asked in every epoch, and what it says counts from the next epoch but one: by then everything that the source had
+    delivered when it spoke has been read (unless the source is read in limited portions, such as `max_files_per_epoch`). None says nothing new."""
+    if not isinstance(by, str) and not callable(by):
+        raise DefinitionError(f"declared({by!r}): give a column's name, or a callable without arguments")
+    silence = _silence("idle", idle)
+    return Declared(mark_column=by, idle=silence) if isinstance(by, str) else Declared(function=by, idle=silence)
+
+
+def percentile(
+    share: float,
+    *,
+    first: Duration = "10s",
+    at_least: Duration = 0,
+    at_most: Duration = "1h",
+    idle: Duration | None = None,
+    onward: Duration | None = None,
+) -> Percentile:
+    """A share of the records (say 0.99) comes within a delay that is estimated from recent epochs. The rest is late.
+
+    first: the delay until there is enough to estimate from. The estimate is rounded up by at most a fifth. idle, onward: as for `bounded`."""
+    if not 0 < share < 1:
+        raise DefinitionError(f"percentile({share}): give a share between 0 and 1, such as 0.99")
+    first, at_least, at_most = duration(first), duration(at_least), duration(at_most)
+    idle, onward = _silence("idle", idle), _silence("onward", onward)
+    return Percentile(share=share, first=first, at_least=at_least, at_most=at_most, idle=idle, onward=onward)
+
+
+def sub_sources(column: str, names: Any, each: Bounded | Declared) -> SubSources:
+    """The minimum over a declared set of sub-sources, which a column names. One that is missing holds the watermark, unless `each` has an idle time."""
+    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+        raise DefinitionError("sub_sources(column, names, each): names is a list of strings")
+    if not isinstance(each, (Bounded, Declared)) or (isinstance(each, Declared) and each.mark_column is None):
+        raise DefinitionError("sub_sources(column, names, each): each is bounded(...) or declared('column')")
+    return SubSources(sub_column=column, mark_column=each.mark_column, names=tuple(names), each=each)
+
+
+def files(start: str | Callable[[str, int], int] | None = None) -> FileTimes:
+    """For `ms.sources.files`: no record is older than the start of the oldest file that has not been read.
+
+    start: a file's start, as a regular expression whose first group is milliseconds in its name, or a callable on (path, modification
+    time in ms); by default the modification time. New files must not start before those that are there.
+
+    >>> files(r"log-([0-9]+)").said({"log-100": 0, "log-200": 0}, {"log-100"})
+    200
+    """
+    if start is None or callable(start):
+        return FileTimes(function=start or (lambda path, modified: modified))
+    pattern = re.compile(start)
+    if pattern.groups < 1:
+        raise DefinitionError(f"watermarks.files({start!r}): the expression needs a group that is the milliseconds")
+
+    def found(path: str, modified: int) -> int:
+        match = pattern.search(path)
+        if match is None:
+            raise DefinitionError(f"watermarks.files({start!r}): the name of {path} does not match")
+        return int(match.group(1))
+
+    return FileTimes(function=found)
+
+
+def _silence(what: str, given: Duration | None) -> int | None:
+    if given is None:
+        return None
+    millis = duration(given)
+    if millis <= 0:
+        raise DefinitionError(f"{what}={given!r}: give a time longer than nothing")
+    return millis

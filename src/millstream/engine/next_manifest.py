@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from millstream.core import adaptive
-from millstream.core.adaptive import EdgeState
 from millstream.core.backfill import BuildState, builds_after, scanned_by
 from millstream.core.step import LAST_LATE
 from millstream.core.time import END
-from millstream.core.topology import ComputationSpec, Topology
+from millstream.core.topology import ComputationSpec, EdgeState, Topology, edge_after
 from millstream.core.watermark import Progress, Seen, effective
 from millstream.engine.compaction_orders import CompactionOrder
 from millstream.engine.plan import Plan, adaptive_edges
@@ -142,7 +140,7 @@ def _edges(topology: Topology, plan: Plan, before: Manifest | None, receipts: Se
         work = [r.work[edge[1]] for r in receipts if edge[1] in r.work]
         millis = max(delta.millis for delta in work) if any(delta.counts.records for delta in work) else None
         old = before.edges.get(edge_name(*edge), EdgeState()) if before is not None else EdgeState()
-        found[edge_name(*edge)] = adaptive.decide(old, edge in plan.storing, plan.storing.get(edge, ""), millis, topology.slow_after(*edge))
+        found[edge_name(*edge)] = edge_after(old, edge in plan.storing, plan.storing.get(edge, ""), millis, topology.slow_after(*edge))
     return found
 
 

@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from millstream.core import step
-from millstream.core.adaptive import EdgeState
 from millstream.core.authority import Edge, Standing, propagate, times
 from millstream.core.backfill import BuildOrders, BuildState, begun, orders
 from millstream.core.outcome import Times
-from millstream.core.topology import ADAPTIVE, Topology
+from millstream.core.topology import ADAPTIVE, EdgeState, Topology
 from millstream.core.watermark import Progress, Seen, later
 from millstream.errors import HookError, InputError, MillstreamError, SinkError
 from millstream.state.manifest import Manifest, SourcePosition, edge_name

@@ -10,17 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from millstream.core.arrivals import Arrivals
-from millstream.core.codec import Codec
+from millstream.core.arrivals import Arrivals, wrapped
 from millstream.core.computation import Computation
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text
 from millstream.core.keyspace import Store
 from millstream.core.outcome import Outcome, Times, Wiring
 from millstream.core.record import Batch, Production
-from millstream.core.rejected import wrapped
 from millstream.core.route_keys import NoKey, route_key
-from millstream.core.statekind import StateKind
+from millstream.core.statekind import Codec, StateKind
 from millstream.core.step import Step
 from millstream.core.topology import Group, Injector, Route, Topology, check_columns
 from millstream.errors import DefinitionError

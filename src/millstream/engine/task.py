@@ -51,8 +51,8 @@ class Inputs(Protocol):
     def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
         """What watermark policies want to know of the injected records, by stream. newest: the newest timestamp before this epoch, by stream."""
 
-    def ids(self, computation: str, stream: str) -> IdRows:
-        """The records of one injected stream for one computation, as deduplication sees them."""
+    def ids(self, computation: str, stream: str) -> IdRows | None:
+        """The records of one injected stream for one computation, as deduplication sees them; None if there are none."""
 
     def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals:
         """All records of a computation in canonical order. keep: for a stream with duplicates, a mask over its `ids`."""
@@ -169,7 +169,7 @@ class Task:
             rows = inputs.ids(computation, stream)
             filters = self.cache.filters(known.lineage if known is not None else "", self.shard, stream)
             keep, delta, counts = dedup.check(
-                rule, stream, view, filters, rows.hashes, rows, self.order.times[computation].now, self.order.epoch, self.order.token
+                rule, stream, view, filters, rows, self.order.times[computation].now, self.order.epoch, self.order.token
             )
             checked.delta.update(delta)
             checked.counts.add(counts)

@@ -37,34 +37,29 @@ class Opaque(msgspec.Struct, frozen=True):
 
 
 class MapView(msgspec.Struct):
-    """A MapState of a row: the field it is (empty if it is the whole state), how many entries it has, and the first of them."""
+    """A MapState of a row."""
 
-    field: str
-    entries: int
+    field: str  # empty if it is the whole state
+    entries: int  # how many there are
     first: list[tuple[Any, Any]]
 
 
 class RowView(msgspec.Struct):
-    """A row: its key, its state with MapStates kept apart, its timers by kind and time, each with what it holds, and the state's own hold.
-
-    `is_map` says that the state is one MapState and nothing else.
-    """
+    """A row, its state with MapStates kept apart."""
 
     key: Any
     shard: int
     state: Any
-    is_map: bool
+    is_map: bool  # the state is one MapState and nothing else
     maps: list[MapView]
-    timers: list[Timer]
-    hold: int | None = None
+    timers: list[Timer]  # by kind and time, each with what it holds
+    hold: int | None = None  # the state's own
 
 
 class Listing(msgspec.Struct):
-    """Rows of a computation as of an epoch; `keys` is how many there are in all."""
-
     computation: str
     epoch: int
-    keys: int
+    keys: int  # how many there are in all
     rows: list[RowView]
 
 
@@ -112,25 +107,15 @@ def plain(value: Any) -> Any:
 
 
 def plain_listing(found: Listing) -> dict[str, Any]:
-    """A listing as JSON can say it."""
-    return {
-        "computation": found.computation,
-        "epoch": found.epoch,
-        "keys": found.keys,
-        "rows": [plain_view(row) for row in found.rows],
-    }
+    return {**msgspec.structs.asdict(found), "rows": [plain_view(row) for row in found.rows]}
 
 
 def plain_view(row: RowView) -> dict[str, Any]:
-    """A row as JSON can say it."""
     return {
         "key": plain(row.key),
         "shard": row.shard,
         "state": plain(row.state),
-        "maps": [
-            {"field": one.field, "entries": one.entries, "first": [[plain(key), plain(value)] for key, value in one.first]}
-            for one in row.maps
-        ],
+        "maps": [{**msgspec.structs.asdict(one), "first": [[plain(key), plain(value)] for key, value in one.first]} for one in row.maps],
         "timers": msgspec.to_builtins(row.timers),
         "hold": row.hold,
     }
@@ -163,9 +148,7 @@ def _row(cut: Reader, computation: str, row_key: bytes, row: Row, entries: int, 
         maps[-1].entries += 1
         if len(maps[-1].first) < entries:
             maps[-1].first.append((sub_key, decode(raw)))
-    return RowView(
-        key=key, shard=cut.shard_of(computation, row_key), state=state, is_map=is_map, maps=maps, timers=timers_of(row), hold=hold_of(row)
-    )
+    return RowView(key, cut.shard_of(computation, row_key), state, is_map, maps, timers_of(row), hold_of(row))
 
 
 def decoder(codec: str, unpickle: bool) -> Callable[[bytes], Any]:

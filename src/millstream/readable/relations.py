@@ -149,8 +149,9 @@ def _with_maps(cut: Reader, name: str, kind: str, row_key: bytes, row: Row) -> A
     """A state whose maps can be read."""
     of = _KINDS[kind]
     (field,) = of.map_fields
-    start = sub_prefix(row_key, field)
-    entries = cut.scan(name, start, after(start), shard=cut.shard_of(name, row_key)) if of.decode(row.state).is_large else ()
+    start, state = sub_prefix(row_key, field), of.decode(row.state)
+    is_large = state.beside if kind == JOIN else state.leaves
+    entries = cut.scan(name, start, after(start), shard=cut.shard_of(name, row_key)) if is_large else ()
     return bound(of, row_key, row, MemoryStore(entries))
 
 
@@ -208,41 +209,23 @@ def read(
 
 
 def tabled(rows: Iterable[ShownRow], versions: bool = False) -> Any:
-    """Rows as an Arrow table."""
     import pyarrow as pa
 
     from millstream.readable.columns import column
 
-    columns: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
-    for row in rows:
-        for of, value in zip(columns, row, strict=True):
-            of.append(value)
-    names = ["key", "value", "version"][: 3 if versions else 2]
-    return pa.table(dict(zip(names, map(column, columns), strict=False)))
+    found = list(rows)
+    return pa.table({name: column([getattr(row, name) for row in found]) for name in ShownRow._fields if versions or name != "version"})
 
 
 def frame(spark: Any, checkpoint: str | os.PathLike[str], name: str, **options: Any) -> Any:
-    """What `read` gives, as a Spark DataFrame. options: as in `read`. The driver reads the rows and holds them: for views that fit into its memory.
-
-    >>> frame(None, "nowhere", "names")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    millstream.errors.CheckpointError: ...nowhere is not a checkpoint of Millstream: it has no identity.json.
-    """
-    rows = read(checkpoint, name, **options)
-    return spark.createDataFrame(rows)
+    """What `read` gives, as a Spark DataFrame. options: as in `read`. The driver reads the rows and holds them: for views that fit into its memory."""
+    return spark.createDataFrame(read(checkpoint, name, **options))
 
 
 def origins(
     checkpoint: str | os.PathLike[str], view: str, key: Any, *, epoch: int | None = None, storage_options: dict[str, Any] | None = None
 ) -> dict[Any, list[Any]]:
-    """Which documents make up a group of a view, and what each gives: lists of parts by the document's key.
-
-    >>> origins("nowhere", "names", "Sue")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    millstream.errors.CheckpointError: ...nowhere is not a checkpoint of Millstream: it has no identity.json.
-    """
+    """Which documents make up a group of a view, and what each gives: lists of parts by the document's key."""
     return at(ManifestLog(open_storage(checkpoint, storage_options)), epoch, lambda cut: given(cut, view, key))
 
 

@@ -3,7 +3,7 @@
 Words: a *value* is what a document or a record brings. `lift` makes a *part* of it. `combine` makes one part of two; the part of everything that there
 is now is the *total*. `finish` makes of a total what is shown.
 
-Rules that every reducer keeps (`laws.py` checks them)
+Rules that every reducer keeps (`law_checks.py` checks them)
 1. `combine` is commutative and associative. So values may come in any order, epoch, shard or node of a tree, and the total is the same.
 2. `remove`, where there is one, is the exact inverse: `remove(combine(t, p), p) == t`. Whether anything is left is not its business: its caller counts.
 3. Parts and totals are plain data that msgpack gives back equal: None, bool, int within 64 bits, float, str, bytes, list, dict with text keys; and

@@ -9,6 +9,10 @@
 
 m is no multiple of base, and is bytes (signed, big end first) beyond 64 bits. So the form follows from the number, n and the counts alone: sums of the same
 terms are the same data, whatever the order, and whatever came and went.
+
+What follows from sums (means, squares, standard deviations) is rounded once, at the end. Of ints and floats they are floats, the nearest there are; of
+Decimals Decimals of 28 digits, whatever context the program has set. What has an infinity or a NaN among its terms is shown as float arithmetic would, and
+what is beyond the range of floats is infinite.
 """
 
 from __future__ import annotations
@@ -17,16 +21,17 @@ import builtins
 import math
 import operator
 from collections.abc import Iterable
-from decimal import MAX_EMAX as _EMAX
-from decimal import MIN_EMIN as _EMIN
-from decimal import Context, Decimal, Inexact, Overflow, Subnormal, Underflow
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, Overflow, Subnormal, Underflow
+from fractions import Fraction
 from typing import Any
 
 from millstream.errors import HookError
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _DIGITS = 1_000
-_EXACTLY = Context(prec=_DIGITS, Emax=_EMAX, Emin=_EMIN, traps=[Inexact, Overflow, Underflow, Subnormal])
+_EXACTLY = Context(prec=_DIGITS, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact, Overflow, Underflow, Subnormal])
+_ROUNDED = Context(prec=28, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])  # what Python starts with
+_WIDE = Context(prec=80, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 _NONE = (0, 0, 0)
 _ratio = float.as_integer_ratio
 
@@ -59,7 +64,6 @@ def opened(x: Any) -> Opened:
 
 
 def form(base: int, n: int, m: int, e: int, specials: tuple[int, int, int] = _NONE) -> Any:
-    """The form of a sum."""
     if not m:
         e = 0
     elif base == 10:
@@ -160,7 +164,11 @@ def _joined(a: Any, b: Any, sign: int) -> Any:
     base, n, m, e, specials = opened(a)
     other_base, other_n, other_m, other_e, other_specials = opened(b)
     if base != other_base:
-        base = _one_base(base, other_base, a, b)
+        if base and other_base:
+            raise HookError(
+                f"a float and a Decimal cannot be summed exactly: {shown(a)!r} and {shown(b)!r}. Make them one type, with a function of the value."
+            )
+        base = base or other_base
     if e != other_e:
         if base == 10:
             _check_digits(abs(e - other_e), a, b)
@@ -174,14 +182,6 @@ def _joined(a: Any, b: Any, sign: int) -> Any:
     if specials != other_specials or specials != _NONE:
         specials = tuple(x + sign * y for x, y in zip(specials, other_specials, strict=True))  # type: ignore[assignment]
     return form(base or 2, n + sign * other_n, m, e, specials)
-
-
-def _one_base(base: int, other: int, a: Any, b: Any) -> int:
-    if base and other:
-        raise HookError(
-            f"a float and a Decimal cannot be summed exactly: {shown(a)!r} and {shown(b)!r}. Make them one type, with a function of the value."
-        )
-    return base or other
 
 
 def _check_digits(digits: int, a: Any, b: Any) -> None:
@@ -238,3 +238,54 @@ def plain(x: Decimal) -> Decimal:
     """Without an exponent above 0, which normalizing gives: 100 and not 1E+2."""
     exponent = x.as_tuple().exponent
     return _EXACTLY.quantize(x, Decimal(1)) if isinstance(exponent, int) and exponent > 0 and x.adjusted() < 100 else x
+
+
+def divided(x: Any, count: int) -> Any:
+    """A sum divided by a number, rounded once: a float, or of Decimals a Decimal of 28 digits. None if the number is 0.
+
+    >>> divided(3, 2), divided(Decimal("1"), 3)
+    (1.5, Decimal('0.3333333333333333333333333333'))
+    """
+    if count == 0:
+        return None
+    base, _, m, e, specials = opened(x)
+    if any(specials):
+        return shown(x)
+    return plain(_ROUNDED.divide(shown(x), Decimal(count))) if base == 10 else quotient(m, e, count)
+
+
+def squared(x: Any) -> Any:
+    base, n, m, e, (up, down, nan) = opened(x)
+    return form(base or 2, n, m * m, 2 * e, (up + down, 0, nan))
+
+
+def deviation(count: int, x: Any, squares: Any) -> Any:
+    """The standard deviation of a sample, from exact sums and so rounded once; None below two. Of Decimals a Decimal of 28 digits."""
+    if count < 2:
+        return None
+    base, _, _, _, specials = opened(x)
+    if any(specials):
+        return Decimal("NaN") if base == 10 else math.nan
+    first, second = _fraction(x), _fraction(squares)
+    variance = (second * count - first * first) / (count * (count - 1))
+    if base == 10:
+        root = _WIDE.sqrt(_WIDE.divide(Decimal(variance.numerator), Decimal(variance.denominator)))
+        return plain(_ROUNDED.plus(root))
+    return _root(variance.numerator, variance.denominator)
+
+
+def _fraction(x: Any) -> Fraction:
+    base, _, m, e, _ = opened(x)
+    return Fraction(m * base**e) if e >= 0 else Fraction(m, base**-e)
+
+
+def _root(n: int, d: int) -> float:
+    """The square root of n/d, rounded once: 54 bits and one that says whether anything is left are enough for that."""
+    shift = (n.bit_length() - d.bit_length() - 109) // 2
+    if shift >= 0:
+        top, bottom = n, d << 2 * shift
+    else:
+        top, bottom = n << -2 * shift, d
+    root = math.isqrt(top // bottom)
+    root |= root * root * bottom != top
+    return quotient(root, shift)

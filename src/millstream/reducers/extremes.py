@@ -1,4 +1,4 @@
-"""Reducers that keep one value: the least, the greatest, the first, the last.
+"""Reducers that compare: they keep the least, the greatest, the first or the last value, or the n greatest (top) or least (bottom).
 
 Rules
 1. Values are compared as Python does. Those that it cannot compare (a number and a text, a date with a zone and one without) are an error that names
@@ -6,6 +6,8 @@ Rules
 2. NaN is skipped: it is neither less nor greater than anything.
 3. Of equal ones that can be told apart (1 and 1.0, two documents with one version) `order_key` decides: never the order of arrival.
 4. None of them has an inverse: whoever takes the least away must look at the others.
+5. A part of top and bottom is a list of at most n, the best first: what is shown, or [by, what is shown] if it goes by something else. Nothing behind the
+   n-th is kept. Ties are ordered by `order_key` of what is shown, least first, in both. A value counts as often as it comes.
 """
 
 from __future__ import annotations
@@ -13,27 +15,27 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from operator import itemgetter
+from itertools import chain, groupby
+from operator import eq, itemgetter
 from typing import Any
 
 from millstream.errors import DefinitionError, HookError
 from millstream.reducers.base import Reducer
-from millstream.reducers.fields import Chosen, FieldReducer, shortened
+from millstream.reducers.fields import Chosen, FieldReducer, checked_number, shortened
 from millstream.reducers.order import FIRM, order_key
 
-_EASY = frozenset((int, str, bytes, bool))
+MOST_KEPT = 1_000
 _first = itemgetter(0)
 
 
 def is_nan(value: Any) -> bool:
-    """Whether a value is a NaN, of whatever kind."""
     return value.is_nan() if isinstance(value, Decimal) else isinstance(value, float) and value != value
 
 
 def comparable(value: Any, reducer: Reducer) -> Any:
     """A value that is to be compared; None for NaN. Raises HookError for what has no order."""
     kind = value.__class__
-    if kind in _EASY:
+    if kind in FIRM:
         return value
     if kind is float:
         return value if value == value else None
@@ -81,8 +83,6 @@ def extreme(values: Sequence[Any], reducer: Reducer, greatest: bool) -> Any:
 
 
 class Extreme(FieldReducer):
-    """The least or the greatest. Made by `min` and `max`."""
-
     greatest = False
 
     def lift(self, value: Any) -> Any:
@@ -138,17 +138,13 @@ class Endmost(FieldReducer):
             raise DefinitionError(
                 f"{self.describe()} goes by the order of the values, and here they have none. Say by=, a field or a function."
             )
-        shown = self.read(value)
-        return None if shown is None else self._part(self.read_by(value, self.by), shown)
+        return self.lift_at(value, None)
 
     def lift_at(self, value: Any, order: Any) -> Any:
-        if self.by is not None:
-            return self.lift(value)
         shown = self.read(value)
-        return None if shown is None else self._part(order, shown)
-
-    def _part(self, by: Any, shown: Any) -> Any:
-        by = comparable(by, self)
+        if shown is None:
+            return None
+        by = comparable(order if self.by is None else self.read_by(value, self.by), self)
         return None if by is None else [by, shown]
 
     def combine(self, a: Any, b: Any) -> Any:
@@ -202,3 +198,88 @@ class last(Endmost):
     """
 
     greatest = True
+
+
+class Best(FieldReducer):
+    """The n best. Made by `top` and `bottom`."""
+
+    empty: Any = []
+    greatest = True
+
+    def __init__(self, n: int, field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> None:
+        super().__init__(field, where=where)
+        self.n = checked_number(f"{self.name}(n, ...)", "n", n, MOST_KEPT)
+        self.by = self.checked_by(by)
+
+    def lift(self, value: Any) -> Any:
+        shown = self.read(value)
+        if shown is None:
+            return None
+        if self.by is None:
+            compared = comparable(shown, self)
+            return None if compared is None else [compared]
+        by = comparable(self.read_by(value, self.by), self)
+        return None if by is None else [[by, shown]]
+
+    def combine(self, a: Any, b: Any) -> Any:
+        if len(a) == self.n and len(b) == 1:  # most often the one is not among the best
+            x, y = (a[-1], b[0]) if self.by is None else (a[-1][0], b[0][0])
+            try:
+                if y < x if self.greatest else x < y:
+                    return a
+            except TypeError:
+                raise incomparable((x, y), self) from None
+        return self._best([*a, *b])
+
+    def fold(self, parts: Iterable[Any]) -> Any:
+        found = [part for part in parts if part is not None]
+        return self._best(list(chain.from_iterable(found))) if found else None
+
+    def finish(self, total: Any) -> Any:
+        return list(total) if self.by is None else [entry[1] for entry in total]
+
+    def _best(self, entries: list[Any]) -> list[Any]:
+        """Sorts a list of one's own."""
+        by = None if self.by is None else _first
+        try:
+            entries.sort(key=by, reverse=self.greatest)
+        except TypeError:
+            raise incomparable(entries if by is None else map(_first, entries), self) from None
+        n = self.n
+        compared = entries[: n + 1] if by is None else list(map(_first, entries[: n + 1]))
+        if not any(map(eq, compared, compared[1:])) or (by is None and len(kinds := set(map(type, entries))) == 1 and kinds <= FIRM):
+            return entries[:n]
+        return self._untied(entries)
+
+    def _untied(self, entries: list[Any]) -> list[Any]:
+        by, place = (None, order_key) if self.by is None else (_first, _place)
+        found: list[Any] = []
+        for _, group in groupby(entries, by):
+            tied = list(group)
+            found += sorted(tied, key=place) if len(tied) > 1 else tied
+            if len(found) >= self.n:
+                break
+        return found[: self.n]
+
+
+class top(Best):
+    """The n values with the greatest `by` (a field or a function), the greatest first; shows the field, or the whole value.
+
+    Without `by` it goes by what is shown. n is at most 1,000.
+
+    >>> reducer = top(2, "name", by="age")
+    >>> people = [{"name": "Sue", "age": 9}, {"name": "Tod", "age": 7}, {"name": "Ann", "age": 9}]
+    >>> reducer.show(reducer.fold(map(reducer.lift, people))), reducer
+    (['Ann', 'Sue'], top(2, 'name', by='age'))
+    """
+
+
+class bottom(Best):
+    """The n values with the least `by`, the least first. See `top`.
+
+    >>> reducer = bottom(2)
+    >>> reducer.show(reducer.fold(map(reducer.lift, [3, 1, 2, 1])))
+    [1, 1]
+    """
+
+    greatest = False

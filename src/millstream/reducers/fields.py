@@ -20,19 +20,19 @@ Chosen = str | Callable[[Any], Any] | None
 class FieldReducer(Reducer):
     """The base of the builtin reducers, whose classes are called as users call them."""
 
+    n: Any = None  # what some of them have beside the field
+    by: Chosen = None
+    limit: int | None = None
+
     def __init__(self, field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> None:
         self.name = type(self).__name__
         self.field = field
         self.where = where
-        self._item: str | None = None
-        self._function: Callable[[Any], Any] | None = None
-        if isinstance(field, str):
-            self._item = field
-        elif isinstance(field, Reducer):
+        self._item = field if isinstance(field, str) else None
+        self._function = None if isinstance(field, str) else field
+        if isinstance(field, Reducer):
             raise DefinitionError(f"{self.name}({field!r}): a reducer reads a field or a function of the value, not another reducer")
-        elif callable(field):
-            self._function = field
-        elif field is not None:
+        if field is not None and not isinstance(field, str) and not callable(field):
             raise DefinitionError(
                 f"{self.name}({field!r}): give the name of a field or a function of the value, or nothing for the value itself"
             )
@@ -67,21 +67,12 @@ class FieldReducer(Reducer):
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
-        return tuple(one for one in (self._function, getattr(self, "by", None), self.where) if callable(one))
-
-    def _written(self) -> list[str]:
-        """The arguments before the field."""
-        return []
+        return tuple(one for one in (self._function, self.by, self.where) if callable(one))
 
     def describe(self) -> str:
-        said = self._written()
-        if self.field is not None:
-            said.append(spelled(self.field))
-        by = getattr(self, "by", None)
-        if by is not None:
-            said.append(f"by={spelled(by)}")
-        if self.where is not None:
-            said.append(f"where={spelled(self.where)}")
+        said = [spelled(value) for value in (self.n, self.field) if value is not None]
+        named = {"by": self.by, "where": self.where, "limit": self.limit}
+        said += [f"{name}={spelled(value)}" for name, value in named.items() if value is not None]
         return f"{self.name}({', '.join(said)})"
 
 
@@ -104,13 +95,11 @@ def field_of(value: Any, field: str, reducer: Reducer) -> Any:
 
 
 def shortened(value: Any, limit: int = 80) -> str:
-    """A value in an error."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def checked_number(name: str, what: str, number: Any, most: int) -> int:
-    """A number of things to keep."""
     if number.__class__ is not int or not 1 <= number <= most:
         raise DefinitionError(f"{name}: {what} is a number from 1 to {most:,}, not {shortened(number)}")
     return int(number)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from millstream.errors import HookError
-from millstream.reducers import exact, moments
+from millstream.reducers import exact
 from millstream.reducers.extremes import extreme, is_nan
 from millstream.reducers.fields import FieldReducer, shortened
 
@@ -47,8 +47,6 @@ class count(FieldReducer):
 
 
 class Numbers(FieldReducer):
-    """What reducers of numbers share."""
-
     def term(self, number: Any) -> Any:
         """A number that was read, as a sum of one; None if there is none."""
         try:
@@ -90,11 +88,9 @@ class mean(Numbers):
     7.5
     """
 
-    # A part is [how many, their sum].
-
     def lift(self, value: Any) -> Any:
         x = self.term(self.read(value))
-        return None if x is None else [1, x]
+        return None if x is None else [1, x]  # how many, and their sum
 
     def combine(self, a: Any, b: Any) -> Any:
         return [a[0] + b[0], exact.plus(a[1], b[1])]
@@ -109,7 +105,7 @@ class mean(Numbers):
         return [builtins.sum([part[0] for part in found]), exact.total([part[1] for part in found])]
 
     def finish(self, total: Any) -> Any:
-        return moments.divided(total[1], total[0])
+        return exact.divided(total[1], total[0])
 
 
 class stats(Numbers):
@@ -123,8 +119,6 @@ class stats(Numbers):
     {'count': 3, 'min': 7, 'max': 9, 'sum': 24, 'mean': 8.0, 'stddev': 1.0}
     """
 
-    # A part is [how many, least, greatest, their sum, the sum of their squares].
-
     empty = {"count": 0, "min": None, "max": None, "sum": None, "mean": None, "stddev": None}
 
     def lift(self, value: Any) -> Any:
@@ -135,37 +129,21 @@ class stats(Numbers):
         if number.__class__ is bool:
             number = int(number)
         compared = None if is_nan(number) else number
-        return [1, compared, compared, x, moments.squared(x)]
+        return [1, compared, compared, x, exact.squared(x)]  # how many, the least, the greatest, their sum, the sum of their squares
 
     def combine(self, a: Any, b: Any) -> Any:
-        return [
-            a[0] + b[0],
-            extreme((a[1], b[1]), self, False),
-            extreme((a[2], b[2]), self, True),
-            exact.plus(a[3], b[3]),
-            exact.plus(a[4], b[4]),
-        ]
+        least, greatest = extreme((a[1], b[1]), self, False), extreme((a[2], b[2]), self, True)
+        return [a[0] + b[0], least, greatest, exact.plus(a[3], b[3]), exact.plus(a[4], b[4])]
 
     def fold(self, parts: Iterable[Any]) -> Any:
         columns = list(zip(*[part for part in parts if part is not None], strict=True))
         if not columns:
             return None
-        counts, least, greatest, sums, squares = columns
-        return [
-            builtins.sum(counts),
-            extreme(least, self, False),
-            extreme(greatest, self, True),
-            exact.total(sums),
-            exact.total(squares),
-        ]
+        counts, lows, highs, sums, squares = columns
+        least, greatest = extreme(lows, self, False), extreme(highs, self, True)
+        return [builtins.sum(counts), least, greatest, exact.total(sums), exact.total(squares)]
 
     def finish(self, total: Any) -> Any:
         count, least, greatest, x, squares = total
-        return {
-            "count": count,
-            "min": least,
-            "max": greatest,
-            "sum": exact.shown(x),
-            "mean": moments.divided(x, count),
-            "stddev": moments.deviation(count, x, squares),
-        }
+        mean, deviation = exact.divided(x, count), exact.deviation(count, x, squares)
+        return {"count": count, "min": least, "max": greatest, "sum": exact.shown(x), "mean": mean, "stddev": deviation}

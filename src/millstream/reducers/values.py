@@ -30,10 +30,8 @@ class count_distinct(FieldReducer):
     2
     """
 
-    # A part is the sorted list of their texts.
-
     empty = 0
-    indexed = True
+    indexed = True  # a part is the sorted list of their texts
 
     def lift(self, value: Any) -> Any:
         found = self.read(value)
@@ -115,7 +113,3 @@ class collect(FieldReducer):
                 f"{self.describe()}: a group has more than {MOST_COLLECTED:,} values. With limit=N the least N of them are kept."
             )
         return values[: self.limit]
-
-    def describe(self) -> str:
-        said = super().describe()
-        return said if self.limit is None else f"{said[:-1]}{', ' * (said[-2] != '(')}limit={self.limit})"

@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from millstream.core import subkeys
 from millstream.core.keys import key_of
-from millstream.core.keyspace import ROW, SCAN, SUB, Row, decode_row, timer_row_key, timer_time
+from millstream.core.keyspace import ROW, SCAN, SUB, Row, decode_row, decode_sub_key, timer_row_key, timer_time
 from millstream.core.mapstate import MapState
 from millstream.core.statekind import StateKind
 
@@ -170,6 +169,6 @@ def _item(name: str, kind: StateKind, entry: bytes, one: bytes | None, other: by
         return None
     end = 5 + int.from_bytes(entry[1:5], "big")
     field, _, sub = entry[end:].partition(b"\0")
-    item = f"{field.decode()}[{subkeys.decode(sub)!r}]"
+    item = f"{field.decode()}[{decode_sub_key(sub)!r}]"
     texts = ["nothing" if raw is None else short(value) for raw, value in zip((one, other), values, strict=True)]
     return f"state of {name!r}, key {key_of(entry[5:end].decode())!r}, item {item}: {texts[0]} instead of {texts[1]}"

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.core import dedup
-from millstream.core.arrivals import Arrivals
+from millstream.core.arrivals import Arrivals, wrapped, wrong_time
 from millstream.core.dedup import IdRows
 from millstream.core.keys import BadKey, key_text, shard_of
 from millstream.core.record import CopyingBatch
-from millstream.core.rejected import wrapped, wrong_time
 from millstream.core.topology import Group, Injector, Route, is_expression
 from millstream.core.watermark import Progress, Seen, lags_of
 from millstream.engine.program import Arrival, Compiled
@@ -24,7 +23,7 @@ from millstream.sources.schema import converted, millis
 
 
 def is_rejected(compiled: Compiled, stream: str, row: dict[str, Any]) -> bool:
-    """Whether a row is rejected on its way to any consumer. Then it is not deduplicated there (`core/rejected.py`)."""
+    """Whether a row is rejected on its way to any consumer. Then it is not deduplicated there (`core/arrivals.py`)."""
     one = Injected(compiled, 1, 0, {})
     one.add(compiled.topology.injectors[stream], row)
     return any(arrival[0] is None for arrivals in one.queued.values() for arrival in arrivals)

@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 import ormsgpack
 
-from millstream.core.codec import Codec
 from millstream.core.mapstate import MapState
+from millstream.core.statekind import Codec
 from millstream.errors import DefinitionError
 from millstream.state import extensions
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.adaptive import EdgeState
 from millstream.core.backfill import BuildState
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING
-from millstream.core.topology import RelationSpec
+from millstream.core.topology import EdgeState, RelationSpec
 from millstream.core.watermark import Progress
 from millstream.state import formats
 from millstream.state.segment import SegmentRef

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from millstream.core import subkeys
 from millstream.core.keys import key_bytes, key_of, shard_of
-from millstream.core.keyspace import ROW, STATE_HOLD, SUB, Row, Store, after, decode_row, sub_prefix
+from millstream.core.keyspace import ROW, STATE_HOLD, SUB, Row, Store, after, decode_row, decode_sub_key, sub_prefix
 from millstream.core.mapstate import MapState
 from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
@@ -80,7 +79,7 @@ class Reader:
         shard = self.shard_of(computation, row_key)
         for entry, raw in self.scan(computation, start, after(start), shard=shard):
             name, _, sub_key = entry[len(start) :].partition(b"\0")
-            yield name.decode(), subkeys.decode(sub_key), raw
+            yield name.decode(), decode_sub_key(sub_key), raw
 
     def close(self) -> None:
         """Lets go of what holds the epoch."""

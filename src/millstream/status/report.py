@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.adaptive import EdgeState
 from millstream.core.authority import Holder, holder
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING, END
+from millstream.core.topology import EdgeState
 from millstream.engine.epochs import wall_clock
 from millstream.engine.metrics import EpochStats
 from millstream.engine.plan import standings_of

@@ -11,7 +11,6 @@ cut through all tables and views. Pure: this package imports `core` and `reducer
     table        the latest document of every key
     aggregate    a view: groups and their totals
     agg_tree     a large group: leaves of contributions, and inner nodes of partial results above them
-    invertible   totals of reducers that have an inverse
     distinct     different values, counted by reference
     join         a join by key or foreign key
     cdc          how a source says what has changed
@@ -25,11 +24,9 @@ from __future__ import annotations
 
 from typing import Any
 
-_READING = ("frame", "origins", "read")
-
 
 def __getattr__(name: str) -> Any:
-    if name in _READING:
+    if name in ("frame", "origins", "read"):
         from millstream.readable import relations
 
         return getattr(relations, name)

@@ -15,10 +15,11 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
-from millstream.reducers import Reducer
+from millstream.core.mapstate import MapState
+from millstream.reducers.base import Reducer
 
 LOAD = 8  # contributions per leaf, at most on average
 LEAST = 3  # and at least
@@ -28,14 +29,6 @@ MOST_BYTES = 64 * 1024  # of a node: a reducer that does not reduce makes them l
 _MIX = 0x9E3779B97F4A7C15
 
 Leaf = dict[str, list[Any]]
-
-
-class NodeStore(Protocol):
-    """Where leaves and nodes are: a MapState of bytes."""
-
-    def get(self, sub_key: Any, default: Any = None) -> Any: ...
-    def set(self, sub_key: Any, value: Any) -> None: ...
-    def delete(self, sub_key: Any) -> None: ...
 
 
 class DoesNotReduce(ValueError):
@@ -72,7 +65,6 @@ def depth(leaves: int) -> int:
 
 
 def address(level: int, at: int) -> int:
-    """The sub-key of a node; of a leaf, at level 0."""
     return level << 40 | at
 
 
@@ -80,9 +72,9 @@ class Tree:
     """The leaves of one group, while one message is worked in. `flush` writes what has changed."""
 
     def __init__(
-        self, entries: NodeStore, leaves: int, reducer: Reducer | None, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
+        self, entries: MapState, leaves: int, reducer: Reducer | None, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
     ) -> None:
-        """reducer: whose partials the nodes hold; None: no nodes are kept."""
+        """entries: where leaves and nodes are, as bytes. reducer: whose partials the nodes hold; None: no nodes are kept."""
         self.leaves = leaves
         self._entries = entries
         self._reducer = reducer
@@ -95,7 +87,6 @@ class Tree:
         self._gone: list[int] = []  # leaves that were merged away
 
     def leaf(self, at: int) -> Leaf:
-        """A leaf, read once."""
         found = self._loaded.get(at)
         if found is None:
             data = self._entries.get(at)
@@ -103,7 +94,6 @@ class Tree:
         return found
 
     def get(self, origin: str) -> list[Any] | None:
-        """The contribution of an origin."""
         return self.leaf(leaf_of(hashed(origin), self.leaves)).get(origin)
 
     def put(self, origin: str, parts: list[Any] | None) -> list[Any] | None:
@@ -125,7 +115,6 @@ class Tree:
         return old
 
     def items(self) -> Iterator[tuple[str, list[Any]]]:
-        """All contributions."""
         for at in range(self.leaves):
             yield from self.leaf(at).items()
 
@@ -148,7 +137,7 @@ class Tree:
         self._lay_out(contributions, max(1, -(-len(contributions) // (LOAD - 2))))
 
     def _lay_out(self, contributions: Leaf, leaves: int) -> None:
-        self._clear()
+        self._clear(self._stands)
         self.leaves, self._stands = leaves, 0
         self._loaded = {at: {} for at in range(leaves)}
         self._dirty, self._gone = dict.fromkeys(range(leaves)), []
@@ -179,20 +168,15 @@ class Tree:
     def dissolve(self) -> Leaf:
         """All contributions, and nothing left in the entries."""
         found = dict(self.items())
-        self.drop()
-        return found
-
-    def drop(self) -> None:
-        """Leaves nothing in the entries."""
-        self._clear()
+        self._clear(self._stands)
         self.leaves, self._stands = 0, 0
         self._loaded, self._dirty, self._gone = {}, {}, []
+        return found
 
-    def _clear(self) -> None:
-        """Takes out all that stands in the entries."""
-        width = self._stands
+    def _clear(self, width: int, above: int = -1) -> None:
+        """Takes out the levels above one, of what stands in the entries. width: how many leaves that has."""
         for level in range(depth(width) + 1 if width else 0):
-            if level == 0 or self._reducer is not None:
+            if level > above and (level == 0 or self._reducer is not None):
                 for at in range(width):
                     self._entries.delete(address(level, at))
             width = -(-width // FAN)
@@ -256,7 +240,7 @@ class Tree:
         if stood <= levels:
             return changed.get(0, total)
         total = changed[0] if 0 in changed else self._root(reducer, levels)  # the tree has become lower: what stood above goes
-        self._drop_above(levels, was)
+        self._clear(was, levels)
         return total
 
     def _root(self, reducer: Reducer, level: int) -> Any:
@@ -264,14 +248,6 @@ class Tree:
             return compact_all(reducer, self.leaf(0).values())
         data = self._entries.get(address(level, 0))
         return None if data is None else reducer.fold(self._decode(data))
-
-    def _drop_above(self, level: int, was: int) -> None:
-        width = was
-        for above in range(1, depth(was) + 1):
-            width = -(-width // FAN)
-            if above > level:
-                for at in range(width):
-                    self._entries.delete(address(above, at))
 
     def _sized(self, node: list[Any]) -> bytes:
         data = self._encode(node)

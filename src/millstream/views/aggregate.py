@@ -3,9 +3,10 @@
 Rules
 1. A contribution is kept per origin, the row that sent it. A message sets or removes it, so what is said twice counts once. Without origins, parts are
    only added and taken out, which is leaner, and repairs nothing.
-2. Up to a kilobyte of contributions stands in the row: one read and one write per group and epoch. More go into leaves (`leaves.py`), and come back when
+2. Up to a kilobyte of contributions stands in the row: one read and one write per group and epoch. More go into leaves (`agg_tree.py`), and come back when
    few are left.
-3. Reducers with an inverse keep their total in the row. Others keep partial results in inner nodes, or are folded anew while all stands in the row.
+3. Reducers with an inverse keep their total in the row, with the number of parts inside: it tells a total of nothing from one of values that cancel out.
+   Others keep partial results in inner nodes, or are folded anew while all stands in the row.
 4. A group whose last contribution has gone is deleted. What it showed goes to null.
 5. One change (prev, next) is told per group and epoch, and none where nothing has changed.
 6. A row of an older generation keeps showing what it showed until the cutover; then all rows tell the difference in one epoch.
@@ -13,7 +14,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -23,8 +24,7 @@ from millstream.core.keys import key_text
 from millstream.core.mapstate import MapState
 from millstream.core.record import Record
 from millstream.errors import HookError
-from millstream.reducers import Reducer
-from millstream.views import invertible
+from millstream.reducers.base import Reducer
 from millstream.views.agg_tree import DoesNotReduce, Tree, compact_all, depth
 from millstream.views.change import INSERT, RESTATED, UPDATE, Document, unchanged, unpacked
 from millstream.views.distinct import ReferenceIndex
@@ -37,56 +37,36 @@ BACK = 16  # so many or fewer return into the row
 
 
 class GroupRow(msgspec.Struct):
-    """A group. count: contributions (without origins: values). shown: what it shows, as a list of one, or nothing. old: what an older generation showed.
-    sizes: how many different values there are, where they are counted by reference."""
-
     generation: int = 0
     leaves: int = 0
-    count: int = 0
+    count: int = 0  # contributions; without origins, values
     total: Any = None
-    shown: list[Any] = []
+    shown: list[Any] = []  # what it shows, as a list of one, or nothing
     inline: dict[str, list[Any]] = {}
-    old: list[Any] = []
-    sizes: list[int] = []
+    old: list[Any] = []  # what an older generation showed
+    sizes: list[int] = []  # how many different values there are, where they are counted by reference
     nodes: MapState = msgspec.field(default_factory=MapState)
     restated: bool = False  # in this visit
 
     is_plain: ClassVar[bool] = False
 
-    @property
-    def is_large(self) -> bool:
-        """Whether contributions stand in leaves."""
-        return self.leaves > 0
-
     def pack(self) -> list[Any]:
-        """What is kept of it."""
         kept = [self.generation, self.leaves, self.count, self.total, self.shown, self.inline]
         return [*kept, self.old, self.sizes] if self.sizes else [*kept, self.old] if self.old else kept
 
     def essence(self) -> Any:
-        """What does not depend on how records fall into epochs."""
         return [self.count, self.shown]
 
 
-class AggregateRules(msgspec.Struct, frozen=True):
-    """How a view reduces. inline: the most bytes of contributions in a row."""
-
-    reducer: Reducer
-    origins: bool = True
-    inline: int = INLINE_BYTES
-
-
 class Aggregate(ViewOperator):
-    """A view. Its keys are the groups."""
-
     State = GroupRow
 
-    def __init__(self, sending: Sending, rules: AggregateRules) -> None:
+    def __init__(self, sending: Sending, reducer: Reducer, origins: bool = True, inline: int = INLINE_BYTES) -> None:
+        """inline: the most bytes of contributions in a row."""
         super().__init__(sending)
-        self.rules = rules
-        self.reducer = rules.reducer
-        self.inverts = rules.reducer.remove is not None
-        self.index = ReferenceIndex(rules.reducer)
+        self.reducer, self.origins, self.inline = reducer, origins, inline
+        self.inverts = reducer.remove is not None
+        self.index = ReferenceIndex(reducer)
 
     def process_record(self, record: Record) -> None:
         generation, entries = unpacked(record.value, self.decode)
@@ -95,7 +75,7 @@ class Aggregate(ViewOperator):
             return  # under way (on a strong edge) when another build was begun: its parts are those of other code
         if generation != row.generation:
             self._begin_anew(row, generation)
-        if self.rules.origins:
+        if self.origins:
             self._set(row, entries)
         else:
             self._add(row, entries)
@@ -150,7 +130,7 @@ class Aggregate(ViewOperator):
             self.tally("contributions", count - row.count)
             row.count = count
         if self.inverts:
-            row.total = invertible.changed(self.reducer, row.total, added, removed)
+            row.total = self._moved(row.total, added, removed)
         if tree is not None:
             if self.index:
                 self._refer(row, added, removed)
@@ -158,27 +138,28 @@ class Aggregate(ViewOperator):
 
     def _close(self, row: GroupRow, tree: Tree) -> None:
         """Brings the leaves to their number, and writes what has changed."""
-        try:
-            if row.count <= FEW or (row.count <= BACK and len(self.encode(dict(tree.items()))) <= self.rules.inline):
-                self._counted(row, -1)
-                row.inline = tree.dissolve()
-                row.leaves = 0
-                if self.index:
-                    self._refer(row, (), [part for parts in row.inline.values() for part in parts])
-                    row.sizes = []
-                if not self.inverts:
-                    row.total = None
-                self._counted(row, 1)
-                return
-            self._counted(row, -1)
+        self._counted(row, -1)
+        if row.count > FEW and (row.count > BACK or len(self.encode(dict(tree.items()))) > self.inline):
             tree.resize(row.count)
-            row.leaves = tree.leaves
-            self._counted(row, 1)
+            self._write(row, tree)
+            return
+        row.inline = tree.dissolve()
+        row.leaves = 0
+        if self.index:
+            self._refer(row, (), [part for parts in row.inline.values() for part in parts])
+            row.sizes = []
+        if not self.inverts:
+            row.total = None
+
+    def _write(self, row: GroupRow, tree: Tree) -> None:
+        row.leaves = tree.leaves
+        self._counted(row, 1)
+        try:
             total = tree.flush(row.total)
-            if not self.inverts:
-                row.total = total
         except DoesNotReduce as error:
             raise HookError(f"view {self.sending.name!r}, group {self.key!r}: {error}") from None
+        if not self.inverts:
+            row.total = total
 
     def _add(self, row: GroupRow, entries: Sequence[Any]) -> None:
         """Values added and taken out, of nobody in particular."""
@@ -186,7 +167,7 @@ class Aggregate(ViewOperator):
         removed = [part for old, _ in entries if old for part in old]
         row.count += len(added) - len(removed)
         self.tally("contributions", len(added) - len(removed))
-        row.total = invertible.changed(self.reducer, row.total, added, removed)
+        row.total = self._moved(row.total, added, removed)
         if self.index:
             self._refer(row, added, removed)
 
@@ -199,15 +180,31 @@ class Aggregate(ViewOperator):
                     moved[value] = moved.get(value, 0) + n
         row.sizes = self.index.change(row.nodes, row.sizes, moved)
 
+    def _moved(self, total: list[Any] | None, added: Sequence[Any], removed: Sequence[Any]) -> list[Any] | None:
+        """A total of a reducer with an inverse, with some parts more and some fewer: how many are inside, and the reducer's own total."""
+        count, inside = (0, None) if total is None else total
+        more = [part for part in added if part is not None]
+        less = [part for part in removed if part is not None]
+        count += len(more) - len(less)
+        reducer = self.reducer
+        if more:
+            put = reducer.fold(more)
+            inside = put if inside is None else reducer.combine(inside, put)
+        if less and inside is not None:
+            assert reducer.remove is not None
+            inside = reducer.remove(inside, reducer.fold(less))
+        return [count, inside] if count > 0 else None
+
+    def bare(self, total: Any) -> Any:
+        """The reducer's own total."""
+        return total[1] if self.inverts and total is not None else total
+
     def contributions(self, row: GroupRow) -> dict[str, list[Any]]:
-        """All contributions of a group, by origin."""
         return dict(self._tree(row).items()) if row.leaves else row.inline
 
-    def total_of(self, contributions: Iterable[list[Any]]) -> Any:
-        """The total that a row of such contributions keeps."""
-        if self.inverts:
-            return invertible.changed(self.reducer, None, [part for parts in contributions for part in parts], ())
-        return compact_all(self.reducer, contributions)
+    def total_of(self, parts: Sequence[Any]) -> Any:
+        """The total that a row of such parts keeps."""
+        return self._moved(None, parts, ()) if self.inverts else self.reducer.fold(parts)
 
     def documents(self, key: Any, state: GroupRow) -> Iterator[tuple[str, list[Document]]]:
         if state.shown:
@@ -220,7 +217,7 @@ class Aggregate(ViewOperator):
         if row.generation == 0:
             return
         is_current = row.generation == build.generation  # what an older one left is not for this reducer
-        if is_current and not row.leaves and len(row.inline) > FEW and len(self.encode(row.inline)) > self.rules.inline:
+        if is_current and not row.leaves and len(row.inline) > FEW and len(self.encode(row.inline)) > self.inline:
             self._grow(row)
         if cutover_name(self.sending.name, build.generation) in self._visit.scans:
             self._cut_over(row, build)
@@ -236,13 +233,10 @@ class Aggregate(ViewOperator):
     def _shown(self, row: GroupRow) -> list[Any]:
         if row.count <= 0:
             return []
-        if self.inverts:
-            total = invertible.bare(row.total)
-        else:
-            total = row.total if row.leaves else compact_all(self.reducer, row.inline.values())
-        shown = self.reducer.show(total)
+        total = row.total if self.inverts or row.leaves else compact_all(self.reducer, row.inline.values())
+        shown = self.reducer.show(total[1] if self.inverts and total is not None else total)
         if self.index:
-            is_inline = not row.leaves and self.rules.origins
+            is_inline = not row.leaves and self.origins
             sizes = self.index.counted(part for parts in row.inline.values() for part in parts) if is_inline else row.sizes
             shown = self.index.told(shown, sizes or self.index.sizes(()))
         return [shown]
@@ -272,19 +266,11 @@ class Aggregate(ViewOperator):
 
     def _grow(self, row: GroupRow) -> None:
         contributions, row.inline = row.inline, {}
-        self._counted(row, -1)
-        tree = Tree(row.nodes, 0, None if self.inverts else self.reducer, self.encode, self.decode)
+        tree = self._tree(row)
         tree.begin(contributions)
-        row.leaves = tree.leaves
-        try:
-            total = tree.flush(None)
-        except DoesNotReduce as error:
-            raise HookError(f"view {self.sending.name!r}, group {self.key!r}: {error}") from None
-        if not self.inverts:
-            row.total = total
+        self._write(row, tree)
         if self.index:
             self._refer(row, [part for parts in contributions.values() for part in parts], ())
-        self._counted(row, 1)
 
     def _counted(self, row: GroupRow, n: int) -> None:
         if row.leaves:

@@ -38,7 +38,6 @@ class Feed(msgspec.Struct, frozen=True):
         return f"coalesce({inside}after.`{key}`, {inside}before.`{key}`)"
 
     def key_of(self, key: str, row: dict[str, Any]) -> Any:
-        """The key of a record, in Python."""
         if self.kind == "upserts":
             return row.get(key)
         inside = (row if self.envelope is None else row[self.envelope]) or {}
@@ -47,11 +46,7 @@ class Feed(msgspec.Struct, frozen=True):
 
 
 def upserts(*, deleted: Any = None) -> Feed:
-    """Every row is a document. deleted: a field, or a function of the row, that says that it is gone.
-
-    >>> upserts(deleted="gone").kind
-    'upserts'
-    """
+    """Every row is a document. deleted: a field, or a function of the row, that says that it is gone."""
     if deleted is not None and not isinstance(deleted, str) and not callable(deleted):
         raise DefinitionError(f"ms.changes.upserts(deleted={deleted!r}): give a field's name, or a function of the row")
     return Feed("upserts", deleted=deleted)
@@ -59,11 +54,7 @@ def upserts(*, deleted: Any = None) -> Feed:
 
 def debezium(*, value: str | None = None, version: str | None = "source.lsn") -> Feed:
     """Change events of Debezium. value: the column that holds them; None: before, after, op and source are columns themselves. version: a path inside
-    that says the order: source.lsn (Postgres), source.pos, ts_ms, ...
-
-    >>> debezium(version="ts_ms").version
-    'ts_ms'
-    """
+    that says the order: source.lsn (Postgres), source.pos, ts_ms, ..."""
     return Feed("debezium", value, version)
 
 
@@ -114,7 +105,8 @@ def _path(given: Any) -> Callable[[Any], Any] | None:
     if isinstance(given, str):
         return partial(_walk, tuple(given.split("."))) if "." in given else itemgetter(given)
     if isinstance(given, (list, tuple)) and given:
-        return partial(_several, tuple(_path(one) for one in given))  # type: ignore[misc]
+        paths: Any = [_path(one) for one in given]
+        return lambda row: [path(row) for path in paths]
     raise DefinitionError(f"version={given!r}: give a field's name, a list of names, or a function of the row")
 
 
@@ -126,16 +118,8 @@ def _walk(names: Sequence[str], row: Any) -> Any:
     return row
 
 
-def _several(paths: Sequence[Callable[[Any], Any]], row: Any) -> list[Any]:
-    return [path(row) for path in paths]
-
-
 def _sorted(row: Any) -> Any:
     """Fields in one order, whoever brought them."""
     if row.__class__ is dict:
-        return {name: _sorted(value) for name, value in sorted(row.items(), key=_name)}
+        return {name: _sorted(value) for name, value in sorted(row.items(), key=lambda item: str(item[0]))}
     return [_sorted(value) for value in row] if row.__class__ is list else row
-
-
-def _name(item: tuple[Any, Any]) -> str:
-    return str(item[0])

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.codec import Codec
+from millstream.core.statekind import Codec
 
 INSERT, UPDATE, REMOVE = 0, 1, 2  # how: what the sender knows of the contribution before
 RESTATED = 4  # added to how: said again, to heal; whoever hears it says it again too
@@ -30,11 +30,7 @@ _plain_list = msgspec.msgpack.Decoder(list).decode
 
 
 class Document(msgspec.Struct, frozen=True, gc=False):
-    """A row, as the functions of a map get it.
-
-    >>> Document("ann", {"age": 30}).value["age"]
-    30
-    """
+    """A row, as the functions of a map get it."""
 
     key: Any
     value: Any
@@ -58,7 +54,6 @@ def packed(generation: int, entries: Sequence[bytes]) -> bytes:
 
 
 def unpacked(data: bytes, decode: Callable[[bytes], Any]) -> tuple[int, list[Any]]:
-    """The generation and the entries of a message that `packed` made."""
     generation, *entries = decode(data)
     return generation, entries
 
@@ -81,7 +76,6 @@ class ViewCodec:
         return lambda data: type(*decode(data))
 
     def state_encoder(self, type: Any) -> Callable[[Any], bytes]:
-        """States know what of them is kept."""
         if not hasattr(type, "pack"):
             return _as_it_is
         pack, encode = type.pack, _plain if type.is_plain else self.of.encoder()

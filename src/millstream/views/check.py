@@ -10,13 +10,12 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from millstream.core.keys import key_of, key_text
-from millstream.views import invertible
 from millstream.views.agg_tree import FAN, address, compact_all, depth, hashed, leaf_of
 from millstream.views.aggregate import Aggregate, GroupRow
 from millstream.views.change import unchanged
@@ -28,15 +27,11 @@ _SHORT = 300  # characters of a value that is told
 
 
 class Discrepancy(msgspec.Struct, frozen=True):
-    """Something that is not as it should be.
-
-    what: "contribution", "total", "shown", "node", "count", "generation" or "group" of a view; "left", "right" or "count" of a join; "row" if one cannot be
-    read. With what="document", view is the table (or the view or join that is the sender), and group the document's key.
-    """
+    """Something that is not as it should be. With what="document", view is the table (or the view or join that is the sender), and group the document's key."""
 
     view: str
     group: Any
-    what: str
+    what: str  # of a view: contribution, total, shown, node, count, generation, group; of a join: left, right, count; row: it cannot be read; document
     origin: Any = None
     found: Any = None
     expected: Any = None
@@ -101,23 +96,18 @@ def contributed(sender: ViewOperator, key: Any, state: Any, consumers: Container
         yield Discrepancy(sender.sending.name, key, "document", None, f"cannot be read: {type(error).__name__}: {error}")
 
 
-def compared(
-    consumer: Aggregate | Join, text: str, row: GroupRow | JoinRow | None, expected: Expected, generation: int | None = None
-) -> Iterator[Discrepancy]:
+def compared(consumer: Aggregate | Join, text: str, row: Any, expected: Expected, generation: int | None = None) -> Iterator[Discrepancy]:
     """What is wrong in one group. row: None if there is none. generation: the one that a row must be of."""
     try:
         if isinstance(consumer, Join):
-            assert row is None or isinstance(row, JoinRow)
             yield from _join_differences(consumer, key_of(text), row, expected)
         else:
-            assert row is None or isinstance(row, GroupRow)
             yield from differences(consumer, text, row, expected.contributions, generation)
     except Exception as error:
         yield unreadable(consumer, text, error)
 
 
 def unreadable(consumer: ViewOperator, text: str, error: Exception) -> Discrepancy:
-    """A row that makes no sense."""
     return Discrepancy(consumer.sending.name, key_of(text), "row", None, f"cannot be read: {type(error).__name__}: {error}")
 
 
@@ -127,18 +117,15 @@ def differences(
     """What is wrong in one group of a view. expected: by origin, what its documents give."""
     name, group = view.sending.name, key_of(text)
     if row is None or not row.count:
-        for origin, parts in expected.items():
-            yield Discrepancy(name, group, "contribution", key_of(origin), None, parts)
+        yield from _unlike(view, group, "contribution", {}, expected, key_of)
         if row is not None and (row.shown or not expected):
             yield Discrepancy(name, group, "group", None, row.shown[0] if row.shown else "empty", None)
         return
     if generation is not None and row.generation != generation:
         yield Discrepancy(name, group, "generation", None, row.generation, generation)
-    if view.rules.origins:
+    if view.origins:
         found = view.contributions(row) if row.leaves <= row.count else {}
-        for origin in sorted(found.keys() | expected.keys()):
-            if not _same(view, found.get(origin), expected.get(origin)):
-                yield Discrepancy(name, group, "contribution", key_of(origin), found.get(origin), expected.get(origin))
+        yield from _unlike(view, group, "contribution", found, expected, key_of)
         if row.count != len(found):
             yield Discrepancy(name, group, "count", None, row.count, len(found))
     elif row.count != sum(len(parts) for parts in expected.values()):
@@ -153,27 +140,34 @@ def differences(
 def _results(view: Aggregate, group: Any, row: GroupRow, expected: Mapping[str, list[Any]]) -> Iterator[Discrepancy]:
     """The total, what is shown, and what is counted by reference."""
     name = view.sending.name
-    should = view.total_of(expected.values())
+    parts = [part for of in expected.values() for part in of]
+    should = view.total_of(parts)
     kept = should if view.inverts or row.leaves else None
     if not _same(view, row.total, kept):
-        yield Discrepancy(
-            name, group, "total", None, *([invertible.bare(row.total), invertible.bare(kept)] if view.inverts else [row.total, kept])
-        )
-    parts = [part for of in expected.values() for part in of]
-    shown = [view.reducer.show(invertible.bare(should) if view.inverts else should)] if expected else []
+        yield Discrepancy(name, group, "total", None, view.bare(row.total), view.bare(kept))
+    shown = [view.reducer.show(view.bare(should))] if expected else []
     if shown and view.index:
         shown = [view.index.told(shown[0], view.index.counted(parts))]
     if not _same(view, row.shown, view.decode(view.encode(shown))):
         yield Discrepancy(name, group, "shown", None, row.shown[0] if row.shown else None, shown[0] if shown else None)
-    if view.index and (row.leaves or not view.rules.origins):
+    if view.index and (row.leaves or not view.origins):
         yield from _references(view, group, row, parts)
 
 
 def _same(sender: ViewOperator, found: Any, expected: Any) -> bool:
-    """DocumentRow alike, types included; the order of a dict does not count."""
+    """Alike, types included; the order of a dict does not count."""
     if found.__class__ is dict and found == expected:
         return True
     return unchanged(found, expected, sender.encode)
+
+
+def _unlike(
+    sender: ViewOperator, group: Any, what: str, found: Mapping[Any, Any], expected: Mapping[Any, Any], told: Callable[[Any], Any]
+) -> Iterator[Discrepancy]:
+    """What differs between what is there and what should be, each under its name."""
+    for at in sorted(found.keys() | expected.keys()):
+        if not _same(sender, found.get(at), expected.get(at)):
+            yield Discrepancy(sender.sending.name, group, what, told(at), found.get(at), expected.get(at))
 
 
 def _nodes(view: Aggregate, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
@@ -194,10 +188,7 @@ def _nodes(view: Aggregate, group: Any, row: GroupRow) -> Iterator[Discrepancy]:
             nodes = [_trimmed(below[at : at + FAN]) for at in range(0, len(below), FAN)]
             expected.update({address(level, at): decode(view.encode(node)) for at, node in enumerate(nodes) if node})
             below = [view.reducer.fold(node) for node in nodes]
-    for at in sorted(entries.keys() | expected.keys()):
-        if not _same(view, entries.get(at), expected.get(at)):
-            where = f"level {at >> 40}, node {at & (1 << 40) - 1}"
-            yield Discrepancy(name, group, "node", where, entries.get(at), expected.get(at))
+    yield from _unlike(view, group, "node", entries, expected, lambda at: f"level {at >> 40}, node {at & (1 << 40) - 1}")
 
 
 def _references(view: Aggregate, group: Any, row: GroupRow, parts: Iterable[Any]) -> Iterator[Discrepancy]:
@@ -207,9 +198,7 @@ def _references(view: Aggregate, group: Any, row: GroupRow, parts: Iterable[Any]
         for value in view.index.values(part):
             expected[value] = expected.get(value, 0) + 1
     found = {at: int.from_bytes(data, "big") for at, data in row.nodes.items() if at.__class__ is str}
-    for value in sorted(found.keys() | expected.keys()):
-        if found.get(value) != expected.get(value):
-            yield Discrepancy(view.sending.name, group, "node", f"references to {value}", found.get(value), expected.get(value))
+    yield from _unlike(view, group, "node", found, expected, lambda value: f"references to {value}")
     if row.sizes != view.index.sizes(expected):
         yield Discrepancy(view.sending.name, group, "node", "numbers of different values", row.sizes, view.index.sizes(expected))
 
@@ -226,9 +215,7 @@ def _join_differences(join: Join, group: Any, row: JoinRow | None, expected: Exp
     if not _same(join, right, expected.right):
         yield Discrepancy(name, group, "right", None, *[side[0] if side else None for side in (right, expected.right)])
     found = {} if row is None else join.lefts_of(row)
-    for origin in sorted(found.keys() | expected.contributions.keys()):
-        if not _same(join, found.get(origin), expected.contributions.get(origin)):
-            yield Discrepancy(name, group, "left", key_of(origin), found.get(origin), expected.contributions.get(origin))
+    yield from _unlike(join, group, "left", found, expected.contributions, key_of)
     if row is not None and row.count != len(found):
         yield Discrepancy(name, group, "count", None, row.count, len(found))
     if row is not None and row.beside and row.inline:
@@ -239,7 +226,7 @@ def has_entries(consumer: ViewOperator, row: GroupRow | JoinRow) -> bool:
     """Whether a row of a view or a join has entries beside it."""
     if isinstance(row, JoinRow):
         return row.beside
-    return bool(row.leaves) or (isinstance(consumer, Aggregate) and bool(consumer.index) and not consumer.rules.origins)
+    return bool(row.leaves) or (isinstance(consumer, Aggregate) and bool(consumer.index) and not consumer.origins)
 
 
 def collected(given: Iterable[Contribution]) -> dict[str, dict[str, Expected]]:
@@ -251,7 +238,6 @@ def collected(given: Iterable[Contribution]) -> dict[str, dict[str, Expected]]:
 
 
 def add(expected: Expected, origin: str, parts: list[Any], right: bool) -> None:
-    """One contribution more."""
     if right:
         expected.right = parts
     else:

@@ -12,20 +12,19 @@ from functools import partial
 from typing import Any
 
 from millstream.core.backfill import Derivation
-from millstream.core.codec import Codec
+from millstream.core.statekind import Codec
 from millstream.core.topology import DEAD_LETTER, PRODUCED, STRONG, WEAK, ComputationSpec, Input, RelationSpec
 from millstream.reducers.base import spelled
-from millstream.views.aggregate import Aggregate, AggregateRules
+from millstream.views.aggregate import Aggregate
 from millstream.views.change import ViewCodec
 from millstream.views.dsl import JOIN, TABLE, VIEW, Joined, Mapped, PipelineTable, Relation, View, own_key
 from millstream.views.fingerprint import fingerprint
-from millstream.views.join import Join, JoinRules
+from millstream.views.join import Join
 from millstream.views.operator import Downstream, Sending, Shown
 from millstream.views.table import DocumentTable
 
 
 def compiled(relations: Sequence[Relation], codec: Codec) -> list[ComputationSpec]:
-    """The computations of a pipeline's tables, views and joins."""
     downstreams: dict[str, list[Downstream]] = {relation.name: [] for relation in relations}
     inputs: dict[str, list[Input]] = {relation.name: [] for relation in relations}
     for relation in relations:
@@ -54,48 +53,29 @@ def _wire_join(join: Joined, downstreams: dict[str, list[Downstream]], inputs: d
 
 
 def _specified(relation: Relation, downstreams: Sequence[Downstream], inputs: Sequence[Input], codec: Codec) -> ComputationSpec:
-    sending = Sending(relation.name, codec, tuple(downstreams), tuple(Shown(stream, how) for how, stream in relation.shown.items()))
-    streams = [
-        *(one.stream for one in downstreams),
-        *relation.shown.values(),
-        *(one.dead_letters for one in downstreams if one.dead_letters),
-    ]
-    senders = tuple(dict.fromkeys(sender.name for sender in relation.senders))
-    derives: Derivation | None = None
-    letters = renamed = None
+    name = relation.name
+    sending = Sending(name, codec, tuple(downstreams), tuple(Shown(stream, how) for how, stream in relation.shown.items()))
+    letters = [one.dead_letters for one in downstreams if one.dead_letters]
+    streams = dict.fromkeys([*(one.stream for one in downstreams), *relation.shown.values(), *letters])
+    about, renamed = _about(relation), relation.renamed_from
+    made = partial(ComputationSpec, name, produces=tuple(streams), codec=ViewCodec(codec), refines=True, about=about, renamed_from=renamed)
     if isinstance(relation, PipelineTable):
-        kind, spec = TABLE, RelationSpec()
         factory: Any = partial(DocumentTable, sending, relation.rules)
-        inputs = relation.inputs
-        letters = f"{relation.name}.dead-letters" if relation.on_error == DEAD_LETTER else None
-        renamed = relation.renamed_from
-    elif isinstance(relation, View):
+        own = f"{name}.dead-letters" if relation.on_error == DEAD_LETTER else None
+        return made(factory=factory, inputs=relation.inputs, kind=TABLE, relation=RelationSpec(), dead_letters=own)
+    senders = tuple(dict.fromkeys(sender.name for sender in relation.senders))
+    if isinstance(relation, View):
         options, reducer, of = relation.options, relation.reducer, relation.of
-        kind, spec = VIEW, RelationSpec(options.origins, reducer.remove is not None, is_strong=options.production == STRONG)
-        factory = partial(Aggregate, sending, AggregateRules(reducer, options.origins, options.inline))
+        spec = RelationSpec(options.origins, reducer.remove is not None, is_strong=options.production == STRONG)
+        factory = partial(Aggregate, sending, reducer, options.origins, options.inline)
         seen = fingerprint(of.mapped.links, of.group, reducer, options.origins)
         derives = Derivation(senders, options.version, seen, options.keep)
-        renamed = options.renamed_from
-    else:
-        assert isinstance(relation, Joined)
-        kind, spec = JOIN, RelationSpec(how=relation.how)
-        factory = partial(Join, sending, JoinRules(f"{relation.name}~left", relation.how))
-        seen = fingerprint(relation.left.mapped.links, relation.left.group, relation.right.links, relation.how)
-        derives = Derivation(senders, "", seen, is_join=True)
-    return ComputationSpec(
-        name=relation.name,
-        factory=factory,
-        inputs=tuple(inputs),
-        produces=tuple(dict.fromkeys(streams)),
-        codec=ViewCodec(codec),
-        renamed_from=renamed,
-        dead_letters=letters,
-        derives=derives,
-        refines=True,
-        kind=kind,
-        relation=spec,
-        about=_about(relation),
-    )
+        return made(factory=factory, inputs=tuple(inputs), kind=VIEW, relation=spec, derives=derives)
+    assert isinstance(relation, Joined)
+    factory = partial(Join, sending, f"{name}~left", relation.how)
+    seen = fingerprint(relation.left.mapped.links, relation.left.group, relation.right.links, relation.how)
+    derives = Derivation(senders, "", seen, is_join=True)
+    return made(factory=factory, inputs=tuple(inputs), kind=JOIN, relation=RelationSpec(how=relation.how), derives=derives)
 
 
 def _about(relation: Relation) -> dict[str, str]:

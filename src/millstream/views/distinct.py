@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from millstream.reducers import Reducer, Several
+from millstream.reducers.base import Reducer
+from millstream.reducers.composite import Several
 
 
 class ByReference(Reducer):
@@ -54,15 +55,10 @@ class ReferenceIndex:
     """Which values of a part are counted by reference, and how they are told."""
 
     def __init__(self, reducer: Reducer) -> None:
-        self.names: list[str | None] = []
-        self._at: list[int] = []
-        if isinstance(reducer, Several):
-            for at, (name, member) in enumerate(reducer.members.items()):
-                if isinstance(member, ByReference):
-                    self.names.append(name)
-                    self._at.append(at)
-        elif isinstance(reducer, ByReference):
-            self.names.append(None)
+        members = list(reducer.members.items()) if isinstance(reducer, Several) else [(None, reducer)]
+        found = [at for at, (_, member) in enumerate(members) if isinstance(member, ByReference)]
+        self.names = [members[at][0] for at in found]
+        self._at = found if isinstance(reducer, Several) else []  # where they stand in a part
 
     def __bool__(self) -> bool:
         return bool(self.names)

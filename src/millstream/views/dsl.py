@@ -9,12 +9,14 @@ import msgspec
 
 from millstream.core.topology import DEAD_LETTER, FAIL, STRONG, WEAK, Input, check_columns
 from millstream.errors import DefinitionError
-from millstream.reducers import Reducer, any_value, as_reducer
+from millstream.reducers.base import Reducer
+from millstream.reducers.composite import as_reducer
+from millstream.reducers.values import any_value
 from millstream.views.aggregate import INLINE_BYTES
 from millstream.views.change import Document
 from millstream.views.distinct import by_reference
 from millstream.views.join import INNER, LEFT
-from millstream.views.mapper import FILTER, FLAT_MAP, MAP, Link, check_link
+from millstream.views.mapper import FILTER, FLAT_MAP, MAP, Link
 from millstream.views.operator import CHANGES
 from millstream.views.table import TableRules
 
@@ -24,11 +26,8 @@ TABLE, VIEW, JOIN = "table", "view", "join"  # kinds, as manifests say them
 class Definitions(Protocol):
     """The pipeline, as definitions see it."""
 
-    def _define(self, relation: Relation) -> None:
-        """Takes a relation in, if its name is free."""
-
-    def _changes_of(self, relation: Relation) -> Any:
-        """A relation's changes as a stream."""
+    def _define(self, relation: Relation) -> None: ...
+    def _changes_of(self, relation: Relation) -> Any: ...
 
 
 class Mapped:
@@ -51,7 +50,9 @@ class Mapped:
         return self._and(FILTER, f)
 
     def _and(self, kind: str, f: Any) -> Mapped:
-        return Mapped(self.source, (*self.links, check_link(kind, f, self.source.name)))
+        if not callable(f):
+            raise DefinitionError(f"{self.source.name}.{kind}({f!r}): give a function of the document, such as lambda row: row.value[...]")
+        return Mapped(self.source, (*self.links, (kind, f)))
 
     def by(self, *group: str | Callable[[Document], Any]) -> Grouped:
         """The group of every document: a field, several (the group is a tuple), a function of the document, or nothing: one group for all."""
@@ -75,8 +76,7 @@ class Mapped:
         """Every document with the one of another table or view whose key it names: {"left": ..., "right": ...}.
 
         on: the field (or fields, for a key that is a tuple) that holds the other's key, or a function of the document; by default both have the same key.
-        how: "inner" leaves documents without a right one out, "left" gives them None. name: of its state, by default made of both names.
-        """
+        how: "inner" leaves documents without a right one out, "left" gives them None. name: of its state, by default made of both names."""
         fields: Sequence[Any] = [own_key] if on is None else [on] if isinstance(on, str) or callable(on) else on
         return self.by(*fields).join(right, how=how, name=name)
 
@@ -121,15 +121,7 @@ class Grouped:
         >>> users.by("name").reduce(ms.count(), name="names")
         View('names')
         """
-        options = ViewOptions(
-            origins=origins,
-            version=str(version),
-            keep=keep,
-            on_error=on_error,
-            production=production,
-            renamed_from=renamed_from,
-            inline=inline,
-        )
+        options = ViewOptions(origins, str(version), keep, on_error, production, renamed_from, inline)
         return View(self, as_reducer(reducer, named), name, options)
 
     def join(self, right: Relation | Mapped, *, how: str = INNER, name: str | None = None) -> Joined:
@@ -140,8 +132,9 @@ class Grouped:
 class Relation(Mapped):
     """Rows that others can derive from: a table, a view or a join."""
 
-    name: str
     fields: Collection[str] | None = None  # of its rows, where that can be told
+    senders: tuple[Relation, ...] = ()
+    renamed_from: str | None = None
 
     def __init__(self, name: str, pipeline: Definitions) -> None:
         super().__init__(self)
@@ -154,11 +147,6 @@ class Relation(Mapped):
     def changes(self) -> Any:
         """Its changes as a stream of [prev, next] under the row's key, for `compute`."""
         return self.pipeline._changes_of(self)
-
-    @property
-    def senders(self) -> tuple[Relation, ...]:
-        """Who speaks to it."""
-        return ()
 
     def show(self, how: str) -> str:
         """The stream on which it tells its changes in a way."""
@@ -191,9 +179,7 @@ class PipelineTable(Relation):
         self.renamed_from = renamed_from
 
 
-class ViewOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `reduce` takes beside the reducer and the name."""
-
+class ViewOptions(msgspec.Struct, frozen=True):
     origins: bool
     version: str
     keep: bool
@@ -218,15 +204,11 @@ class View(Relation):
             raise DefinitionError(f"view {name!r}: on_error={options.on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
         if options.production not in (WEAK, STRONG):
             raise DefinitionError(f"view {name!r}: production={options.production!r}: use ms.WEAK or ms.STRONG")
-        self.of = of
+        self.of, self.senders = of, (source,)
         self.reducer = by_reference(reducer)
         self.options = options
-        self.on_error = options.on_error
+        self.on_error, self.renamed_from = options.on_error, options.renamed_from
         super().__init__(name, source.pipeline)
-
-    @property
-    def senders(self) -> tuple[Relation, ...]:
-        return (self.of.mapped.source,)
 
 
 class Joined(Relation):
@@ -245,15 +227,10 @@ class Joined(Relation):
         if how not in (INNER, LEFT):
             raise DefinitionError(f'join(how={how!r}): use "inner" or "left"')
         source = left.mapped.source
-        self.left = left
-        self.right = right
-        self.how = how
+        self.left, self.right, self.how = left, right, how
+        self.senders = (source, right.source)
         self.collector: View | None = None
         super().__init__(name or f"{source.name}-{right.source.name}", source.pipeline)
-
-    @property
-    def senders(self) -> tuple[Relation, ...]:
-        return (self.left.mapped.source, self.right.source)
 
     def collected(self) -> View:
         """The joined rows by the left document's key, for whoever reads or publishes them."""

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from millstream.reducers import Reducer
+from millstream.reducers.base import Reducer
 
 _PLAIN = (str, int, float, bytes, bool, type(None))
 
@@ -55,13 +55,10 @@ def told(part: Any) -> Any:
     if name is None:  # an object that can be called: what it is made of counts
         text = repr(part)
         inside = [(key, _value(value)) for key, value in sorted(getattr(part, "__dict__", {}).items())]
-        return ["object", type(part).__qualname__, "" if " at 0x" in text else text, inside, _called(part)]
+        called = vars(type(part)).get("__call__")
+        code = _function(called) if isinstance(called, FunctionType) else None
+        return ["object", type(part).__qualname__, "" if " at 0x" in text else text, inside, code]
     return ["named", getattr(part, "__module__", ""), name]
-
-
-def _called(part: Any) -> Any:
-    found = vars(type(part)).get("__call__")
-    return _function(found) if isinstance(found, FunctionType) else None
 
 
 _METHODS = ("lift", "lift_at", "combine", "remove", "fold", "finish")

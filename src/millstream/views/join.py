@@ -30,56 +30,38 @@ BACK = 8  # so many or fewer return into the row
 
 
 class JoinRow(msgspec.Struct):
-    """A key of the right side. right: its document, as a list of one, or nothing. inline: left values by origin; beside: they are in `lefts` instead.
+    """A key of the right side."""
 
-    What was before the visit stands in touched (left values by origin) and was (right) until it ends.
-    """
-
-    right: list[Any] = []
+    right: list[Any] = []  # its document, as a list of one, or nothing
     count: int = 0
-    inline: dict[str, list[Any]] = {}
-    beside: bool = False
+    inline: dict[str, list[Any]] = {}  # left values by origin
+    beside: bool = False  # they are in `lefts` instead
     lefts: MapState = msgspec.field(default_factory=MapState)
-    touched: dict[str, list[Any]] = {}
-    was: list[Any] | None = None
+    touched: dict[str, list[Any]] = {}  # left values by origin, as they were before the visit
+    was: list[Any] | None = None  # the right side, as it was before the visit
     restated: set[str] = set()
     restated_right: bool = False
 
     is_plain: ClassVar[bool] = False
 
-    @property
-    def is_large(self) -> bool:
-        """Whether left documents stand beside the row."""
-        return self.beside
-
     def pack(self) -> list[Any]:
-        """What is kept of it."""
         return [self.right, self.count, self.inline, self.beside]
 
     def essence(self) -> Any:
-        """What does not depend on how records fall into epochs."""
         return [self.right, self.count]
 
 
-class JoinRules(msgspec.Struct, frozen=True):
-    """left: the stream of the left side."""
-
-    left: str
-    how: str
-
-
 class Join(ViewOperator):
-    """A join. Its keys are those of the right side."""
-
     State = JoinRow
 
-    def __init__(self, sending: Sending, rules: JoinRules) -> None:
+    def __init__(self, sending: Sending, left: str, how: str) -> None:
+        """left: the stream of the left side."""
         super().__init__(sending)
-        self.rules = rules
+        self.left, self.how = left, how
 
     def process_record(self, record: Record) -> None:
         row = self.state
-        if record.stream == self.rules.left:
+        if record.stream == self.left:
             _, entries = unpacked(record.value, self.decode)
             for origin, how, values in entries:
                 self._put(row, origin, values, how & RESTATED != 0)
@@ -91,7 +73,6 @@ class Join(ViewOperator):
             row.restated_right = row.restated_right or how & RESTATED != 0
 
     def lefts_of(self, row: JoinRow) -> dict[str, list[Any]]:
-        """All left values of a row, by origin."""
         return {origin: self.decode(data) for origin, data in row.lefts.items()} if row.beside else dict(row.inline)
 
     def _put(self, row: JoinRow, origin: str, values: list[Any] | None, restated: bool) -> None:
@@ -149,7 +130,7 @@ class Join(ViewOperator):
                 self.tally("changes", prev != next)
 
     def _documents(self, key: Any, values: Sequence[Any], right: Sequence[Any]) -> list[Document]:
-        if not right and self.rules.how == INNER:
+        if not right and self.how == INNER:
             return []
         beside = right[0] if right else None
         return [Document(key, {"left": value, "right": beside}) for value in values]

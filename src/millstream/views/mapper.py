@@ -15,7 +15,8 @@ from typing import Any
 
 from millstream.core.keys import BadKey, key_text
 from millstream.core.route_keys import field_of
-from millstream.errors import DefinitionError, HookError
+from millstream.errors import HookError
+from millstream.reducers.fields import shortened
 from millstream.views.change import Document
 
 MOST_VALUES = 100_000  # that one document may give to one view
@@ -23,6 +24,9 @@ MOST_VALUES = 100_000  # that one document may give to one view
 MAP, FLAT_MAP, FILTER = "map", "flat_map", "filter"
 
 Link = tuple[str, Callable[[Document], Any]]  # what it is, and the user's function
+MapChain = Callable[[Document], Iterable[Document]]
+GroupBy = Sequence[str] | Callable[[Document], Any]  # names of fields, or the user's function
+Lift = Callable[[Any, Any], Any] | None  # what of a value and its version travels; None: the value
 Pairs = dict[str, list[Any]]  # by group's key text: the parts
 
 
@@ -34,8 +38,7 @@ class MapFailed(HookError):
         self.why = why
 
 
-def group_of(by: Sequence[str] | Callable[[Document], Any]) -> Callable[[Document], Any]:
-    """A function that gives the group of a document."""
+def group_of(by: GroupBy) -> Callable[[Document], Any]:
     if callable(by):
         return by
     names = tuple(by)
@@ -62,27 +65,25 @@ def _field(value: Any, name: str) -> Any:
         raise LookupError(f"by({name!r}): the value {value!r} has no such field; give a function of the document instead") from None
 
 
-def linked(links: Sequence[Link]) -> Callable[[Document], Iterable[Document]]:
+def linked(links: Sequence[Link]) -> MapChain:
     """The chain in front of `by` as one function."""
-    found: Callable[[Document], Iterable[Document]] = lambda document: (document,)  # noqa: E731
+    found: MapChain = lambda document: (document,)  # noqa: E731
     for kind, function in links:
         found = _WAYS[kind](found, function)
     return found
 
 
-def _mapped(before: Callable[[Document], Iterable[Document]], f: Callable[[Document], Any]) -> Callable[[Document], Iterable[Document]]:
+def _mapped(before: MapChain, f: Callable[[Document], Any]) -> MapChain:
     return lambda document: [Document(d.key, f(d), d.version) for d in before(document)]
 
 
-def _flat_mapped(
-    before: Callable[[Document], Iterable[Document]], f: Callable[[Document], Any]
-) -> Callable[[Document], Iterable[Document]]:
+def _flat_mapped(before: MapChain, f: Callable[[Document], Any]) -> MapChain:
     def run(document: Document) -> Iterable[Document]:
         found: list[Document] = []
         for d in before(document):
             values = f(d)
             if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__iter__"):
-                raise TypeError(f"flat_map must give a list of values (or any iterable), and gave {_short(values)}")
+                raise TypeError(f"flat_map must give a list of values (or any iterable), and gave {shortened(values)}")
             for value in values:
                 found.append(Document(d.key, value, d.version))
                 if len(found) > MOST_VALUES:
@@ -92,11 +93,11 @@ def _flat_mapped(
     return run
 
 
-def _filtered(before: Callable[[Document], Iterable[Document]], f: Callable[[Document], Any]) -> Callable[[Document], Iterable[Document]]:
+def _filtered(before: MapChain, f: Callable[[Document], Any]) -> MapChain:
     return lambda document: [d for d in before(document) if f(d)]
 
 
-_WAYS: dict[str, Callable[..., Callable[[Document], Iterable[Document]]]] = {MAP: _mapped, FLAT_MAP: _flat_mapped, FILTER: _filtered}
+_WAYS: dict[str, Callable[..., MapChain]] = {MAP: _mapped, FLAT_MAP: _flat_mapped, FILTER: _filtered}
 
 
 def _blamed(view: str, document: Document, error: Exception) -> MapFailed:
@@ -106,10 +107,8 @@ def _blamed(view: str, document: Document, error: Exception) -> MapFailed:
     return MapFailed(view, document.key, f"{type(error).__name__}: {error}")
 
 
-def pairs_of(
-    view: str, links: Sequence[Link], by: Sequence[str] | Callable[[Document], Any], lift: Callable[[Any, Any], Any] | None
-) -> Callable[[Sequence[Document]], Pairs]:
-    """A function that gives the pairs of the documents of one origin. lift: what of a value and its version travels; None: the value."""
+def pairs_of(view: str, links: Sequence[Link], by: GroupBy, lift: Lift) -> Callable[[Sequence[Document]], Pairs]:
+    """A function that gives the pairs of the documents of one origin."""
     chain, group = linked(links), group_of(by)
     is_direct = not links
 
@@ -132,9 +131,7 @@ def pairs_of(
     return pairs
 
 
-def single_of(
-    view: str, links: Sequence[Link], by: Sequence[str] | Callable[[Document], Any], lift: Callable[[Any, Any], Any] | None
-) -> Callable[[Document], tuple[str, Any]] | None:
+def single_of(view: str, links: Sequence[Link], by: GroupBy, lift: Lift) -> Callable[[Document], tuple[str, Any]] | None:
     """A function for a map that gives every document exactly one pair; None if it does not."""
     if links:
         return None
@@ -147,15 +144,3 @@ def single_of(
             raise _blamed(view, document, error) from error
 
     return single
-
-
-def check_link(kind: str, f: Any, who: str) -> Link:
-    """A link of a chain, if it is one."""
-    if not callable(f):
-        raise DefinitionError(f"{who}.{kind}({f!r}): give a function of the document, such as lambda row: row.value[...]")
-    return kind, f
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else f"{text[:80]}…"

@@ -13,49 +13,43 @@ Rules
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from millstream.core.backfill import ACTIVE, Build
-from millstream.core.codec import Codec
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
+from millstream.core.statekind import Codec
 from millstream.core.visit import AHEAD, BEHIND, NOW
 from millstream.views.change import INSERT, REMOVE, RESTATED, UPDATE, Document, packed, unchanged
-from millstream.views.mapper import Link, MapFailed, Pairs, linked, pairs_of, single_of
+from millstream.views.mapper import Lift, Link, MapFailed, Pairs, linked, pairs_of, single_of
 
 CHANGES, CHANGELOG, LATEST = "changes", "changelog", "latest"
 
 
 class Downstream(msgspec.Struct, frozen=True):
-    """A consumer of a sender's changes. stream: the way to it. links and by: its map; lift: what of a mapped value and its version travels; None: the
-    value itself.
-
-    right: it takes the documents themselves, under their own keys (the right side of a join).
-    """
+    """A consumer of a sender's changes, and its map."""
 
     consumer: str
-    stream: str
+    stream: str  # the way to it
     links: tuple[Link, ...] = ()
     by: Any = ()
-    lift: Callable[[Any, Any], Any] | None = None
+    lift: Lift = None
     origins: bool = True
-    right: bool = False
+    right: bool = False  # it takes the documents themselves, under their own keys: the right side of a join
     dead_letters: str | None = None
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A stream on which a sender tells its own changes. how: CHANGES gives [prev, next], CHANGELOG gives them by name, LATEST gives next."""
+    """A stream on which a sender tells its own changes."""
 
     stream: str
-    how: str
+    how: str  # CHANGES gives [prev, next], CHANGELOG gives them by name, LATEST gives next
 
 
 class Sending(msgspec.Struct, frozen=True):
-    """All that a sender needs to know of those who hear it."""
-
     name: str
     codec: Codec
     downstreams: tuple[Downstream, ...] = ()
@@ -72,9 +66,7 @@ class ViewOperator(Computation):
         self.decode = sending.codec.decoder(object)
         self.sending = sending
         self.downstreams = sending.downstreams
-        self.pairs: list[Callable[[Sequence[Document]], Pairs]] = [
-            pairs_of(one.consumer, one.links, one.by, one.lift) for one in sending.downstreams
-        ]
+        self.pairs = [pairs_of(one.consumer, one.links, one.by, one.lift) for one in sending.downstreams]
         self.singles = [
             None if one.right or one.dead_letters is not None else single_of(one.consumer, one.links, one.by, one.lift)
             for one in sending.downstreams
@@ -87,7 +79,6 @@ class ViewOperator(Computation):
 
     @property
     def is_scanned(self) -> bool:
-        """Whether the visit at hand may be a scan's."""
         return bool(self._visit.scans)
 
     def send(
@@ -131,74 +122,50 @@ class ViewOperator(Computation):
         try:
             later((at, text), encode(entry))
         except Exception as error:
-            raise MapFailed(downstream.consumer, next.key, f"what it gives cannot be encoded: {error}") from error
+            raise _unencodable(downstream, next, error) from error
 
     def _tell(
         self, at: int, downstream: Downstream, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool
     ) -> None:
-        pairs, encode, later = self.pairs[at], self.encode, self.later
-        was = self._mapped(pairs, downstream, prev, False, forgiving=True) if prev else {}
-        now = self._mapped(pairs, downstream, next, True) if next else {}
-        if not downstream.origins:
-            for text, parts in now.items():
-                old = was.pop(text, None)
-                if old is None or not unchanged(old, parts, encode):
-                    later((at, text), self._encoded(downstream, next, [old, parts]))
-            for text, old in was.items():
-                later((at, text), encode([old, None]))
-            return
+        origins, encode, later = downstream.origins, self.encode, self.later
+        was = self._mapped(at, prev, False) if prev else {}
+        now = self._mapped(at, next, True) if next else {}
         again = RESTATED if restated else 0
         for text, parts in now.items():
             old = was.pop(text, None)
-            if old is None:
-                later((at, text), self._encoded(downstream, next, [origin, INSERT | again, parts]))
-            elif restated or not unchanged(old, parts, encode):
-                later((at, text), self._encoded(downstream, next, [origin, UPDATE | again, parts]))
-        for text in was:
-            later((at, text), encode([origin, REMOVE | again, None]))
+            if old is None or (restated and origins) or not unchanged(old, parts, encode):
+                entry = [origin, (INSERT if old is None else UPDATE) | again, parts] if origins else [old, parts]
+                try:
+                    later((at, text), encode(entry))
+                except Exception as error:
+                    raise _unencodable(downstream, next[0], error) from error
+        for text, old in was.items():
+            later((at, text), encode([origin, REMOVE | again, None] if origins else [old, None]))
 
     def retract(self, origin: str, documents: Sequence[Document]) -> None:
         """Takes the contribution of an origin out of every group that some documents would have given to; for repairs."""
         for at, downstream in enumerate(self.downstreams):
             if downstream.origins and not downstream.right:
-                for text in self._mapped(self.pairs[at], downstream, documents, False, forgiving=True):
+                for text in self._mapped(at, documents, False):
                     self.later((at, text), self.encode([origin, REMOVE | RESTATED, None]))
 
-    def _mapped(
-        self,
-        pairs: Callable[[Sequence[Document]], Pairs],
-        downstream: Downstream,
-        documents: Sequence[Document],
-        is_new: bool,
-        forgiving: bool = False,
-    ) -> Pairs:
+    def _mapped(self, at: int, documents: Sequence[Document], is_new: bool) -> Pairs:
+        """Rule 4."""
         try:
-            return pairs(documents)
+            return self.pairs[at](documents)
         except MapFailed as error:
-            if downstream.dead_letters is None and not forgiving:
+            downstream = self.downstreams[at]
+            if is_new and downstream.dead_letters is None:
                 raise
-            if is_new and downstream.dead_letters is not None:
-                self._letter(downstream, documents, error)
+            if is_new:
+                self._letter(downstream, documents[0], error)
             return {}
 
-    def _encoded(self, downstream: Downstream, documents: Sequence[Document], entry: list[Any]) -> bytes:
-        try:
-            return self.encode(entry)
-        except Exception as error:
-            raise MapFailed(downstream.consumer, documents[0].key, f"what it gives cannot be encoded: {error}") from error
-
-    def _letter(self, downstream: Downstream, documents: Sequence[Document], error: MapFailed) -> None:
+    def _letter(self, downstream: Downstream, document: Document, error: MapFailed) -> None:
         self.tally(f"dead in {downstream.consumer}")
         trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ is not None else ""
-        letter = {
-            "stream": f"{self.sending.name}.changes",
-            "value": documents[0].value if documents else None,
-            "timestamp": self._visit.caused(),
-            "id": None,
-            "computation": downstream.consumer,
-            "error": error.why,
-            "traceback": trace,
-        }
+        record = {"stream": f"{self.sending.name}.changes", "value": document.value, "timestamp": self._visit.caused(), "id": None}
+        letter = {**record, "computation": downstream.consumer, "error": error.why, "traceback": trace}
         self.produce(letter, stream=downstream.dead_letters)
 
     def _hand_over(self, downstream: Downstream, prev: Sequence[Document], next: Sequence[Document], restated: bool) -> None:
@@ -238,12 +205,8 @@ class ViewOperator(Computation):
         least = self.output_watermark
         generations = [self.build(downstream.consumer).generation for downstream in self.downstreams]
         for (at, text), bundle in bundles.items():
-            self.produce(
-                packed(generations[at], bundle),
-                key=key_of(text),
-                timestamp=max(least, newest[at, text]),
-                stream=self.downstreams[at].stream,
-            )
+            timestamp = max(least, newest[at, text])
+            self.produce(packed(generations[at], bundle), key=key_of(text), timestamp=timestamp, stream=self.downstreams[at].stream)
         self.tally("messages", len(bundles))
 
     def documents(self, key: Any, state: Any) -> Iterator[tuple[str, list[Document]]]:
@@ -263,3 +226,7 @@ class ViewOperator(Computation):
             return AHEAD if build.waiting else BEHIND
         place = self._visit.scanned(build.scan)
         return place if place != AHEAD or self._visit.guards.cursor else BEHIND
+
+
+def _unencodable(downstream: Downstream, document: Document, error: Exception) -> MapFailed:
+    return MapFailed(downstream.consumer, document.key, f"what it gives cannot be encoded: {error}")

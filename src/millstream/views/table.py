@@ -44,13 +44,11 @@ class DocumentRow(msgspec.Struct):
     is_plain: ClassVar[bool] = True
 
     def pack(self) -> list[Any]:
-        """What is kept of it."""
         if self.has_new or self.restated:
             return [self.version, self.body, self.has_new, self.new_version, self.new_body, self.restated]
         return [self.version, self.body]
 
     def essence(self) -> Any:
-        """What does not depend on how records fall into epochs."""
         return [self.version, self.body]
 
 
@@ -64,8 +62,6 @@ class TableRules(msgspec.Struct, frozen=True):
 
 
 class DocumentTable(ViewOperator):
-    """A table. Its key is that of the documents."""
-
     State = DocumentRow
 
     def __init__(self, sending: Sending, rules: TableRules) -> None:
@@ -80,12 +76,9 @@ class DocumentTable(ViewOperator):
         body = None if deleted else self.encode(document)
         state = self.state
         if not rules.versioned:
-            if not state.has_new or (record.timestamp, deleted, body or b"") > (
-                state.new_version,
-                state.new_body is None,
-                state.new_body or b"",
-            ):
-                state.has_new, state.new_version, state.new_body, state.document = True, record.timestamp, body, document
+            time, new = record.timestamp, state.new_body
+            if not state.has_new or (time, deleted, body or b"") > (state.new_version, new is None, new or b""):
+                state.has_new, state.new_version, state.new_body, state.document = True, time, body, document
             return
         if version.__class__ is not int:
             version = ordered(version, self.sending.name)
@@ -133,7 +126,9 @@ class DocumentTable(ViewOperator):
                 if self.sending.shown:
                     self.show(prev[0].value if prev else None, next[0].value if next else None)
         if state.has_new and body is None and self.rules.versioned:
-            self._bury()
+            self.cancel_timer(TOMBSTONE, kind=WALL_CLOCK)
+            if self.rules.tombstones is not None:  # rule 4
+                self.set_timer(TOMBSTONE, self.now + self.rules.tombstones, WALL_CLOCK)
         elif state.has_new and before is None and state.version is not None:
             self.cancel_timer(TOMBSTONE, kind=WALL_CLOCK)
         state.version, state.body = version, body
@@ -142,12 +137,6 @@ class DocumentTable(ViewOperator):
     def documents(self, key: Any, state: DocumentRow) -> Iterator[tuple[str, list[Document]]]:
         if state.body is not None:
             yield key_text(key), [Document(key, self.decode(state.body), state.version)]
-
-    def _bury(self) -> None:
-        """Rule 4."""
-        self.cancel_timer(TOMBSTONE, kind=WALL_CLOCK)
-        if self.rules.tombstones is not None:
-            self.set_timer(TOMBSTONE, self.now + self.rules.tombstones, WALL_CLOCK)
 
     def process_timer(self, timer: Timer) -> None:
         if self.state.body is None and not self.state.has_new:
@@ -170,9 +159,7 @@ def _by_bytes(body: bytes | None, other: bytes | None) -> int:
 def ordered(version: Any, table: str) -> Any:
     """A version as it is kept: a number, a text or bytes, or a list of those."""
     kind = version.__class__
-    if kind is int or kind is str or kind is bytes:
-        return version
-    if kind is float and version == version:
+    if kind is int or kind is str or kind is bytes or (kind is float and version == version):
         return version
     if kind is tuple or kind is list:
         return [ordered(part, table) for part in version]

@@ -20,11 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.core import dedup
-from millstream.core.arrivals import Arrivals
-from millstream.core.dedup import NO_IDS, IdRows
+from millstream.core.arrivals import Arrivals, Rejected, unwrapped, wrong_time
+from millstream.core.dedup import IdRows
 from millstream.core.keys import key_of
 from millstream.core.record import Batch
-from millstream.core.rejected import Rejected, unwrapped, wrong_time
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology
 from millstream.core.watermark import Seen, lags_of
@@ -346,9 +345,9 @@ class ArrowInputs:
                 found[route.stream] = seen(injector, self._table, self._at([route]), newest[route.stream])
         return found
 
-    def ids(self, computation: str, stream: str) -> IdRows:
+    def ids(self, computation: str, stream: str) -> IdRows | None:
         mine = [route for route in self._routes.get(computation, ()) if route.stream == stream]
-        return Identified(self._table, self._at(mine)) if mine else NO_IDS
+        return Identified(self._table, self._at(mine)) if mine else None
 
     def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals:
         routes = self._routes.get(computation, [])

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from millstream.core import subkeys
 from millstream.core.keys import key_bytes, key_of, shard_of
-from millstream.core.keyspace import ROW, Row, after, decode_row, sub_prefix
+from millstream.core.keyspace import ROW, Row, after, decode_row, decode_sub_key, sub_prefix
 from millstream.errors import RefusedRequest
 from millstream.readable.listing import decoder, plain, plain_view, row_view
 from millstream.readable.relations import plain_row, shown, shown_by
@@ -90,7 +89,7 @@ def map_entries(
     shard = snapshot.shard_of(computation, row_key)
     for entry, raw in snapshot.scan(computation, prefix + start, after(prefix) if stop is None else prefix + stop, shard=shard):
         sub_key = entry[len(prefix) :]
-        yield sub_key, _json({"key": plain(subkeys.decode(sub_key)), "value": plain(decode(raw))}) if as_json else raw
+        yield sub_key, _json({"key": plain(decode_sub_key(sub_key)), "value": plain(decode(raw))}) if as_json else raw
 
 
 def scan_part(snapshot: Reader, computation: str, part: str, start: bytes, end: bytes, prefix: bytes, as_json: bool) -> KeyValues:
