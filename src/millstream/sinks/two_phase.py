@@ -97,7 +97,7 @@ class TwoPhaseSink(Sink):
 
     def _connect(self, worker: str, token: str, epoch: int, driver: bool, tries: int = 0) -> WorkerClient:
         from millstream.connector import WorkerClient
-        from millstream.connector.wire import refusals
+        from millstream.connector.wire import messages
 
         try:
             return WorkerClient.connect(
@@ -111,7 +111,7 @@ class TwoPhaseSink(Sink):
                 patience=self.patience,
             )
         except SinkRefused as error:
-            if error.reason != refusals.FENCE:
+            if error.reason != messages.FENCE:
                 raise
             raise SinkRefused(
                 f"{error}. Worker {worker!r} belongs to a newer run, or to another checkpoint of a pipeline with this name: a sink takes "

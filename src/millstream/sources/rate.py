@@ -1,8 +1,7 @@
 """Numbered rows at a steady pace, for trying things.
 
 Rules
-1. Row n belongs to the moment `start + n * 1000 / rows_per_second`, in whole milliseconds, rounded as Spark's rate source rounds. So a row is the same
-   whenever it is read, and whoever reads it.
+1. Row n belongs to the moment `start + n * 1000 / rows_per_second`, in whole milliseconds, rounded as Spark's rate source rounds: whoever reads it.
 2. An offset is {"start": ms, "rows": n}: when the first row was due, and how many there were. Rows are there as soon as they are due, not only once a second.
 """
 
@@ -55,7 +54,7 @@ class Rate(Source):
 
 
 class RateSplit(msgspec.Struct, frozen=True):
-    """Rows from `first` up to `end`, which is not among them. start: when row 0 was due."""
+    """Rows from `first` up to, and without, `end`. start: when row 0 was due."""
 
     start: int
     first: int

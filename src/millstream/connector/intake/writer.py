@@ -3,13 +3,13 @@
 Rules
 1. One process writes: the folder is locked.
 2. A batch counts as received when its bytes are forced to disk. Only then does `END` move beyond it, and only what is before `END` may be read.
-3. A write that fails is taken back before anything else is written: the file is cut at `END`, synced, and read from the disk, not from memory, up to
-   `END`; likewise when an intake is opened. After a sync that failed nobody believes what memory says. What is not whole then is damage. As long as
-   the disk refuses, the intake takes nothing.
-4. What a crash leaves behind `END` is either whole, and kept, or torn, and cut off. Anything wrong before `END`, or before the acknowledged position,
-   is damage: an error, and nothing is changed.
+3. A write that fails is taken back before anything else is written: the file is cut at `END`, synced, and read from the disk, not from memory (which
+   nobody believes after a sync that failed), up to `END`; likewise when an intake is opened. What is not whole then is damage. As long as the disk
+   refuses, the intake takes nothing.
+4. What a crash leaves behind `END` is either whole, and kept, or torn, and cut off. Anything wrong before it, or before the acknowledged position, is
+   damage: an error, and nothing is changed.
 5. A segment is created whole (written under another name, forced to disk, renamed) before anything is appended to it.
-6. `ACKNOWLEDGED` is durable before anybody is told. Segments wholly before the epoch that was acknowledged last are deleted. That epoch stays
+6. `ACKNOWLEDGED` is durable before anybody is told. Segments wholly before the epoch that was acknowledged last are deleted; that epoch stays
    readable: Spark may ask for it again, if it died before it noted the commit.
 """
 
@@ -47,7 +47,6 @@ _HALF = ".new"
 
 class BatchRef(msgspec.Struct, frozen=True):
     end: int
-    size: int
     entries: int
     marks: list[Mark]
 
@@ -80,13 +79,13 @@ class Intake:
                 raise CheckpointError(
                     f"the intake {self.folder} is in use by another process. Stop it, or give this source a folder of its own."
                 )
-            try:
-                self._recover()
-            except BaseException:
-                self.close()
-                raise
+            self._recover()
         except OSError as error:
+            self.close()
             raise StorageError(f"the intake {self.folder} cannot be opened: {error}") from error
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def _recover(self) -> None:
@@ -138,7 +137,7 @@ class Intake:
             elif at < self.acknowledged.position:
                 raise self._damage(f"the acknowledged position {self.acknowledged.position} is inside the batch at {at}")
             else:
-                self.unacknowledged.append(BatchRef(head.end, head.size, head.entries, marks))
+                self.unacknowledged.append(BatchRef(head.end, head.entries, marks))
             at, offset = head.end, offset + head.size
         if offset < len(data) and not (is_last and at >= told):  # else it is torn
             raise self._damage(f"the batch at {at} in {path.name} does not match its checksum")
@@ -168,7 +167,7 @@ class Intake:
                 batch, marks = encode_batch(at, group)
                 at += len(batch)
                 parts.append(batch)
-                done.append(BatchRef(at, len(batch), len(group), marks))
+                done.append(BatchRef(at, len(group), marks))
             write_all(self._file, b"".join(parts), self._beginning + self._written())
             os.fdatasync(self._file)
         except OSError as error:
@@ -235,9 +234,7 @@ class Intake:
         with self._lock:
             while len(self._segments) > 1 and self._segments[1] <= self.acknowledged.before:
                 try:
-                    os.unlink(self.folder / segment_name(self._segments[0]))
-                except FileNotFoundError:
-                    pass
+                    (self.folder / segment_name(self._segments[0])).unlink(missing_ok=True)
                 except OSError:
                     return
                 del self._segments[0]

@@ -27,8 +27,7 @@ from typing import NamedTuple
 
 from millstream.connector.sink.connection import Connection
 from millstream.connector.sink.protocol.session import too_low
-from millstream.connector.wire.messages import Error
-from millstream.connector.wire.refusals import fenced
+from millstream.connector.wire.messages import Error, fenced
 from millstream.errors import RemoteProtocolError, SinkError
 
 #: So many leavings are remembered, to know their repetitions.

@@ -4,9 +4,9 @@ Rules
 1. A connection has a thread, which reads, decides and calls the output (`SessionRunner`). So whatever blocks, blocks one worker; and between the
    arrival of phase one and the vote there is no hand-over, only the disk.
 2. A name has one holder, and WORKERS_LEFT is about one life of a name (`name_registry`).
-3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who have greeted do
-   not notice it. Sessions are limited too: one too many is told so. Threads are limited by both.
-4. A peer's mistake costs its own connection. An output's failure costs that worker's connection. Neither ends the server.
+3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out. Sessions are limited too: one
+   too many is told so. Threads are limited by both.
+4. A peer's mistake, or an output's failure, costs that worker's connection and nothing else.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol.session import ANSWERED, PREPARED, READY, Archive, Do, Ignored, SinkEffect, SinkSession
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import FRAME_LIMIT, Decoder
-from millstream.connector.wire.messages import DATA_STREAM, Ack, Close, Error, Frame, Message, Notify, Restart, Send, Vote
+from millstream.connector.wire.messages import DATA_STREAM, Ack, Close, Error, Message, Notify, Restart, Send, Vote
 from millstream.core.time import Duration, duration
 from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.network import Tls
 
 log = logging.getLogger("millstream.connector")
 
-#: A HELLO is short; who sends more than this before being known is cut off.
-_GREETING_LIMIT = 4 << 10
+_GREETING_LIMIT = 4 << 10  # bytes; who sends more before being known is cut off
 
 
 class SinkStats(msgspec.Struct):
-    """How a sink server is doing, since it was started; docs/connector.md says what each field is. A counter moves when the thing has happened: a commit is
-    counted when the output has carried it out, a vote when it is about to be sent. Each runner counts for itself; the server adds them up."""
+    """How a sink server is doing, since it was started; docs/connector.md says what each field is. Each runner counts for itself; the server adds up."""
 
     connections: int = 0
     sessions: int = 0
@@ -70,10 +68,7 @@ class SinkStats(msgspec.Struct):
 
 
 class SessionRunner:
-    """A session, the decoder of its bytes, and the output of its worker.
-
-    `leave` puts aside the outputs of workers that have left, and returns then. `console` is told what is committed.
-    """
+    """A session, the decoder of its bytes, and the output of its worker. leave: puts aside the outputs of workers that have left, and returns then."""
 
     def __init__(
         self,
@@ -85,7 +80,7 @@ class SessionRunner:
         console: SinkConsole | None = None,
     ) -> None:
         self.session, self.decoder, self.output, self.connection = session, decoder, output, connection
-        self._leave, self._console = leave, console
+        self._leave, self._console = leave, console or SinkConsole()
         self._end = 0  # of what is committed
         self._out = bytearray()
         self.is_over = False
@@ -106,27 +101,22 @@ class SessionRunner:
                 break
             if message is None:
                 break
-            self._count(message)
+            state = self.session.state
+            if isinstance(message, Message):
+                self.stats.messages += self.decoder.frames
+                self.stats.messages_between_phases += self.decoder.frames if state is PREPARED else 0
+            elif isinstance(message, Notify) and state in (READY, PREPARED):
+                self.stats.repeated_notifies += 1
             self._carry_out(self.session.receive(message))
         out, self._out = self._out, bytearray()
         return out
-
-    def _count(self, message: Frame) -> None:
-        state = self.session.state
-        if isinstance(message, Message):
-            self.stats.messages += self.decoder.frames
-            if state is PREPARED:
-                self.stats.messages_between_phases += self.decoder.frames
-        elif isinstance(message, Notify) and state in (READY, PREPARED):
-            self.stats.repeated_notifies += 1
 
     def _carry_out(self, effects: list[SinkEffect]) -> None:
         for effect in effects:
             try:
                 more = self._one(effect)
             except Exception as error:
-                what = effect.method if isinstance(effect, Do) else type(effect).__name__
-                is_ours = not isinstance(error, MillstreamError)
+                what, is_ours = effect.method if isinstance(effect, Do) else type(effect).__name__, not isinstance(error, MillstreamError)
                 log.error("the output of worker %r failed at %s: %s", self.session.worker, what, error, exc_info=is_ours)
                 self._carry_out(self.session.failed(f"the sink failed at {what}: {error}"))
                 return
@@ -152,10 +142,12 @@ class SessionRunner:
                 self.stats.repeated_commits += known
                 self.stats.unknown_phase_twos += not known
                 if not known:
-                    level = logging.WARNING if commit else logging.INFO  # to roll back twice is common, and harmless
-                    outcome = "commit" if commit else "rollback"
-                    text = "worker %r says %s to transaction %r, which is not known here: ignored"
-                    log.log(level, text, self.session.worker, outcome, txn)
+                    level, outcome = (
+                        (logging.WARNING, "commit") if commit else (logging.INFO, "rollback")
+                    )  # to roll back twice is common, and harmless
+                    log.log(
+                        level, "worker %r says %s to transaction %r, which is not known here: ignored", self.session.worker, outcome, txn
+                    )
             case Archive(workers):
                 self._leave(workers)
         return []
@@ -167,8 +159,7 @@ class SessionRunner:
             size, self._end = args[1] - self._end, args[1]
             self.stats.commits += 1
             self.stats.bytes_committed += size
-            if self._console is not None:
-                self._console.committed(str(self.session.worker), size)
+            self._console.committed(str(self.session.worker), size)
         elif method == "rollback":
             self.stats.rollbacks += 1
         elif method == "veto":
@@ -210,7 +201,7 @@ class SinkServer:
         self._sessions, self._unauthenticated_limit = sessions, unauthenticated
         self._frame_limit = frame_limit
         self._greeting, self._patience = duration(greeting) / 1000, duration(patience) / 1000
-        self._console = console
+        self._console = console or SinkConsole()
         self._names = NameRegistry()
         self._lock = threading.Lock()  # of everything below
         self._unauthenticated: dict[Connection, None] = {}  # oldest first
@@ -358,13 +349,9 @@ class SinkServer:
         with self._lock:
             self._counted.errors += why is not None
         if worker is not None:
-            self._say(f"{worker!r} has disconnected" if why is None else f"{worker!r} was sent away: {why!r}")
+            self._console.say(f"{worker!r} has disconnected" if why is None else f"{worker!r} was sent away: {why!r}")
         elif why is not None:
-            self._say(f"{connection.peer} was refused: {why!r}")
-
-    def _say(self, text: str) -> None:
-        if self._console is not None:
-            self._console.say(text)
+            self._console.say(f"{connection.peer} was refused: {why!r}")
 
     def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> list[SinkEffect]:
         """Waits for HELLO, and returns what it comes to: to recover, if it is right. Nothing, if the peer is gone."""
@@ -383,7 +370,7 @@ class SinkServer:
                 connection.part(Error(f"the sink has {self._sessions} sessions and takes no more"))
                 return False
             self._greeted.add(connection)
-        self._say(f"{session.worker!r} has connected from {connection.peer}")
+        self._console.say(f"{session.worker!r} has connected from {connection.peer}")
         return True
 
     def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder, effects: list[SinkEffect]) -> None:
@@ -419,4 +406,4 @@ class SinkServer:
             output.archive()
         with self._lock:
             self._counted.archived += 1
-        self._say(f"{worker!r} has left for good; its output is put aside")
+        self._console.say(f"{worker!r} has left for good; its output is put aside")

@@ -2,22 +2,20 @@
 
 Rules
 1. `send` returns when the message is queued. A thread sends it, keeps it until it is acknowledged, and sends it again after every reconnect. At most
-   `most` bytes are kept: then `send` waits. What is not acknowledged when the process dies is the caller's to send again, from the point that
-   `notify` tells.
-2. Ids of a stream increase. An id that is not above the acknowledged point is not sent, and `send` says so.
+   `most` bytes are kept: then `send` waits. What is not acknowledged when the process dies is the caller's to send again, from what `notify` tells.
+2. Ids of a stream increase, whichever threads call. An id that is not above the acknowledged point is not sent, and `send` says so.
 3. A server that is away, or says RESTART, is tried again for `patience` (None: for ever); so is a stream that is active elsewhere. ERROR is final.
    RESTART is followed to the host of the address that was given, to those in `hosts`, and with TLS, which checks who answers, to any; not elsewhere:
    the cookie and the messages would go to whoever says so. If the new address fails, the given one is tried, and so on in turn.
 4. A final error is raised by the call that waits, and by every later one. `InputError`: the server is away too long, or says why it does not go on.
    `RemoteProtocolError`: what answers is no source server. `LocalProtocolError`: the call was not allowed, and changed nothing.
-5. A declared watermark is sent behind the messages before it, and again after a reconnect: it is a promise about what is sent later.
-6. The calls may come from several threads; the ids of a stream have to increase nevertheless.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import selectors
@@ -157,9 +155,8 @@ class PushClient:
     def wait(self, timeout: Duration | None = None) -> bool:
         """Waits until everything sent is acknowledged, which is when the pipeline has committed it. False if time runs out."""
         with self._changed:
-            return self._wait_for(
-                lambda: not any(found.waits for found in self._streams.values()), None if timeout is None else duration(timeout) / 1000
-            )
+            seconds = None if timeout is None else duration(timeout) / 1000
+            return self._wait_for(lambda: not any(found.waits for found in self._streams.values()), seconds)
 
     def acknowledged(self, stream: str) -> int | None:
         with self._changed:
@@ -176,9 +173,8 @@ class PushClient:
                 return Waiting(f"{self.address} {self._away[0]}", now - self._away[1], self.address, is_away=True)
             for found in self._streams.values():
                 if found.refused_since is not None:
-                    return Waiting(
-                        f"stream {found.name!r} at {self.address}: another program pushes it", now - found.refused_since, self.address
-                    )
+                    text = f"stream {found.name!r} at {self.address}: another program pushes it"
+                    return Waiting(text, now - found.refused_since, self.address)
             if any(found.waits for found in self._streams.values()):
                 records = sum(found.waiting for found in self._streams.values())
                 text = f"the pipeline at {self.address} to commit {records:,} record{'' if records == 1 else 's'}"
@@ -286,12 +282,8 @@ class PushClient:
         except MillstreamError as error:
             raise RemoteProtocolError(f"the source at {self.address} sends us to {address!r}, which is no address") from error
         if self._context is None and host not in self._hosts:
-            _log.warning(
-                "the source at %s sends us to %r, whose host nobody has named: it is not followed (say hosts=[%r], or use TLS)",
-                self.address,
-                address,
-                host,
-            )
+            text = "the source at %s sends us to %r, whose host nobody has named: it is not followed (say hosts=[%r], or use TLS)"
+            _log.warning(text, self.address, address, host)
             address = self._given
         self.address, self._other = address, self._given
 
@@ -348,28 +340,24 @@ class PushClient:
         decoder.receive(data)
         while (frame := decoder.next()) is not None:
             session.receive(frame)
-            self._heard(frame, session)
+            self._heard(frame)
         return True
 
-    def _heard(self, frame: m.Frame, session: PushSession) -> None:
+    def _heard(self, frame: m.Frame) -> None:
         with self._changed:
             if isinstance(frame, m.Ok):
                 self._expect(None)
             elif isinstance(frame, m.NotifyAck):
-                self._answered(self._numbers[frame.stream], frame)
+                found = self._numbers[frame.stream]
+                if frame.success:
+                    self._kept -= found.accepted(frame.point)
+                elif found.refused(time.monotonic(), _ASK_AGAIN) > (math.inf if self._patience is None else self._patience):
+                    raise InputError(f"stream {found.name!r} is active elsewhere: another client pushes it to {self.address}")
             elif isinstance(frame, m.Ack):
                 self._moved = time.monotonic()
                 for number, point in frame.points:
                     self._kept -= self._numbers[number].acknowledge(point)
             self._changed.notify_all()
-
-    def _answered(self, found: Outgoing, answer: m.NotifyAck) -> None:
-        if answer.success:
-            self._kept -= found.accepted(answer.point)
-            return
-        refused = found.refused(time.monotonic(), _ASK_AGAIN)
-        if self._patience is not None and refused > self._patience:
-            raise InputError(f"stream {found.name!r} is active elsewhere: another client pushes it to {self.address}")
 
     def _collect(self, session: PushSession) -> memoryview:
         parts: list[bytes] = []

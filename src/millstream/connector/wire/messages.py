@@ -7,6 +7,8 @@ Rules
 4. The two-phase-commit messages travel inside a MESSAGE on stream 0. Above the codec they are messages like any other.
 5. Who may send what, and when, is not said here but in the tables of the sessions.
 6. HELLO has no place for a fence, so it stands at the end of the program's name: "millstream fence=7". No fence is fence 0.
+7. ERROR carries a text for people. The texts that the other end has to understand are made and recognised here, by how they begin, and nowhere else.
+   What is not recognised (any other mistake, a failure, another implementation's words) is `OTHER`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,11 @@ U64 = (1 << 64) - 1
 #: What a stream or a worker may be called: 1 to so many bytes of UTF-8.
 NAME_LIMIT = 200
 _FENCE = re.compile(r" fence=([0-9]{1,18})$")
+
+#: Why one end refuses the other; after one of the `FINAL` reasons it does not help to come back.
+COOKIE, VERSION, FENCE, TLS, OTHER = "cookie", "version", "fence", "tls", "other"
+FINAL = frozenset({COOKIE, VERSION, FENCE, TLS})
+WRONG_COOKIE = "the cookie is wrong"
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -140,13 +147,13 @@ KINDS: tuple[type[Frame], ...] = get_args(Frame)
 
 
 class Send(msgspec.Struct, frozen=True):
-    """What every session asks of its caller: say this to the peer."""
+    """An effect of every session: say this to the peer."""
 
     frame: Frame
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Likewise: end the connection. What is to be sent is sent before."""
+    """Likewise: end the connection, when all that is to be sent is sent."""
 
 
 def name_objection(what: str, name: str) -> str | None:
@@ -169,3 +176,23 @@ def with_fence(program: str, fence: int) -> str:
 def fence_of(program: str) -> int:
     found = _FENCE.search(program)
     return 0 if found is None else int(found[1])
+
+
+def wrong_version(said: str, spoken: str) -> str:
+    return f"version {said!r} is not spoken here; {spoken!r} is"
+
+
+def fenced(why: str) -> str:
+    """Somebody else has the name now."""
+    return f"fenced: {why}"
+
+
+def reason(text: str) -> str:
+    """What the text of an ERROR comes to.
+
+    >>> reason(fenced("another connection has this worker's name now")), reason("the sink failed at Prepare: no fence is left")
+    ('fence', 'other')
+    """
+    if text == WRONG_COOKIE:
+        return COOKIE
+    return VERSION if text.startswith("version ") else FENCE if text.startswith("fenced: ") else OTHER

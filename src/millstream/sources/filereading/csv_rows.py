@@ -25,6 +25,7 @@ from millstream.sources.filereading.text_rows import BadLine, TextRows
 
 _BLANK = bytes(range(33))
 _BLANK_LINE = re.compile(rb"^[\x00-\x20]*\n", re.MULTILINE)
+_FIRST_LINE = re.compile(rb"[\x00-\x20]*[^\x00-\x20][^\n]*\n")  # that is not blank, and those before it
 
 
 class CsvRows(TextRows):
@@ -38,15 +39,8 @@ class CsvRows(TextRows):
         self._values = values_of(settings)
 
     def without_header(self, block: bytes) -> bytes | None:
-        if not self.settings.header:
-            return block
-        at = 0
-        while at < len(block):
-            end = block.index(b"\n", at) + 1
-            if block[at:end].strip(_BLANK):
-                return block[end:]
-            at = end
-        return None
+        first = _FIRST_LINE.match(block) if self.settings.header else None
+        return block if not self.settings.header else None if first is None else block[first.end() :]
 
     def quick(self, block: bytes) -> list[pa.Array] | None:
         given = self.settings

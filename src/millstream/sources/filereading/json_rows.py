@@ -29,9 +29,8 @@ from millstream.sources.filereading.text_rows import BadLine, TextRows
 
 _ODD = re.compile(rb"[:\[,][ \t]*(?:-?(?:NaN|Inf(?:inity)?)|-0)[ \t]*[,\]}]")
 _ZERO = re.compile(rb"-0[ \t]*[,\]}]")  # found quickly, where there is one
-_ONLY_SPARK = re.compile(
-    "'|[+-](?:INF|Infinity)|\ufeff|\\\\u[dD][89a-fA-F]"
-)  # what Spark's parser takes, or turns into something, and ours does not
+#: What Spark's parser takes, or turns into something, and ours does not.
+_ONLY_SPARK = re.compile("'|[+-](?:INF|Infinity)|\ufeff|\\\\u[dD][89a-fA-F]")
 _BASE64 = re.compile("(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)?")
 _LONGEST, _DEEPEST = 1000, 500  # signs of a number, and levels of nesting, beyond which parsers differ
 _SECONDS = 9_000_000_000_000  # beyond, a timestamp overflows
@@ -40,11 +39,11 @@ Converter = Callable[[Any], Any]
 
 
 class _Integer(str):
-    """The text of a number without point and exponent."""
+    """The text of a number without point and exponent; _Float: of another number."""
 
 
 class _Float(str):
-    """The text of another number."""
+    pass
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -72,19 +71,16 @@ class JsonRows(TextRows):
             count = block.count(b"\n")
             if not _one_object_a_line(block, count):
                 return None
-        if not block.isascii():
-            try:
-                block.decode()
-            except UnicodeDecodeError:
-                return None
         if (b"Inf" in block or b"NaN" in block or _ZERO.search(block)) and _ODD.search(block):
             return None
         try:
+            if not block.isascii():
+                block.decode()  # only to see whether it is UTF-8
             table = _table(block, self._quick)
             if table.num_rows != count:
                 return None
             return [self._fitted(table.column(field.name), field.type) for field in self.columns]
-        except (pa.ArrowException, OnlySpark):
+        except (UnicodeDecodeError, pa.ArrowException, OnlySpark):
             return None
 
     def _fitted(self, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.Array:
@@ -148,7 +144,7 @@ def _one_object_a_line(block: bytes, count: int) -> bool:
 
 
 def _table(block: bytes, schema: pa.Schema) -> pa.Table:
-    """What Arrow's reader makes of a block. (The one that streams costs a third where there are a few lines only; older versions lack it.)"""
+    """What Arrow's reader makes of a block. (The one that streams costs a third where there are few lines; older versions lack it.)"""
     file = pa.BufferReader(block)
     how = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
     what = pj.ParseOptions(explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="ignore")
@@ -236,8 +232,7 @@ def _string(value: Any) -> str:
 
 
 def _byte(value: Any) -> int:
-    number = parse_values.integer(_of(_Integer, value), 255)
-    if number > 127:  # Spark's parser takes it for a negative one
+    if parse_values.integer(_of(_Integer, value), 255) > 127:  # Spark's parser takes it for a negative one
         raise OnlySpark
     return parse_values.integer(value, 127)
 

@@ -70,11 +70,7 @@ def _unusual(text: str) -> ValueError:
 
 
 def integer(text: str, most: int) -> int:
-    """A whole number up to `most`, and down to -most - 1.
-
-    >>> integer("-128", 127)
-    -128
-    """
+    """A whole number up to `most`, and down to -most - 1."""
     if not _INTEGER.fullmatch(text):
         raise _unusual(text)
     value = int(text)
@@ -108,11 +104,7 @@ def boolean(text: str) -> bool:
 
 
 def fixed_point(text: str, precision: int, scale: int) -> decimal.Decimal:
-    """A decimal number, fitted to a column.
-
-    >>> fixed_point("1.555", 10, 2)
-    Decimal('1.56')
-    """
+    """A decimal number, fitted to a column."""
     if not _NUMBER.fullmatch(text):
         raise _unusual(text)
     try:
@@ -125,11 +117,7 @@ def fixed_point(text: str, precision: int, scale: int) -> decimal.Decimal:
 
 
 def date(text: str) -> int:
-    """Days since 1970.
-
-    >>> date("1970-01-02")
-    1
-    """
+    """Days since 1970."""
     match = _DATE.fullmatch(text)
     if match is None:
         raise _unusual(text)

@@ -1,11 +1,5 @@
 """The sink's end of a connection: messages in, effects out. No sockets, no files, no clock.
 
-    INITIAL          nothing was said yet
-    AWAIT_APPROVAL   the worker is known and its output recovered; it has to announce its stream
-    READY            bytes may come, and phase one
-    PREPARED         phase one was answered, on this connection or an earlier one; bytes that come belong to the next transaction
-    CLOSED           over
-
 Rules
 1. `TABLE` says what may come in which state and where it leads. Anything else, and what cannot be decoded, is answered with ERROR, and the connection
    is closed: a worker comes back only after that. ERROR is the peer's last word and gets no answer. A bad peer costs its own connection only.
@@ -43,7 +37,6 @@ import msgspec
 
 from millstream.connector.sink.protocol.ledger import Ledger, Recovered
 from millstream.connector.wire import messages as m
-from millstream.connector.wire import refusals
 from millstream.connector.wire.messages import Close, Send
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
@@ -53,13 +46,12 @@ CREDITS = 1 << 30
 #: How many workers one message may say to have left.
 LEAVING = 1000
 
-
 #: Methods of an `Output` whose result is given to `answer`.
 ANSWERED = frozenset({"recover", "same", "begin_next"})
 
 
 class Do(msgspec.Struct, frozen=True):
-    """Call this method of the worker's output."""
+    """Call this method of the worker's output (`do` makes one)."""
 
     method: str
     args: tuple[Any, ...] = ()
@@ -87,10 +79,10 @@ def do(method: str, *args: Any) -> Do:
 
 
 class SinkState(enum.Enum):
-    INITIAL = "Initial"
-    AWAIT_APPROVAL = "AwaitApproval"
-    READY = "Ready"
-    PREPARED = "Prepared"
+    INITIAL = "Initial"  # nothing was said yet
+    AWAIT_APPROVAL = "AwaitApproval"  # the worker is known and its output recovered; it has to announce its stream
+    READY = "Ready"  # bytes may come, and phase one
+    PREPARED = "Prepared"  # phase one was answered, on this connection or an earlier one; bytes that come belong to the next transaction
     CLOSED = "Closed"
 
 
@@ -123,7 +115,7 @@ TABLE: dict[SinkState, dict[type[m.Frame], dict[str, SinkState]]] = {
 
 
 def too_low(said: int, known: int) -> str:
-    return refusals.fenced(f"this worker is at fence {known}, and {said} is over")
+    return m.fenced(f"this worker is at fence {known}, and {said} is over")
 
 
 class SinkSession:
@@ -145,7 +137,6 @@ class SinkSession:
             m.Phase2: self._phase2,
             m.WorkersLeft: self._workers_left,
             m.Eos: self._eos,
-            m.Error: self._error,
         }
 
     @property
@@ -158,6 +149,9 @@ class SinkSession:
             raise LocalProtocolError(f"{self._asked.method} waits for its answer")
         if self.state is CLOSED:
             return []
+        if type(message) is m.Error:
+            self._to(m.Error, "over")
+            return [Close()]
         if type(message) not in TABLE[self.state]:
             return self.failed(f"{type(message).__name__} is not expected in state {self.state.value}")
         try:
@@ -195,9 +189,9 @@ class SinkSession:
 
     def _hello(self, hello: m.Hello) -> list[SinkEffect]:
         if hello.version != m.SINK_VERSION:
-            raise RemoteProtocolError(refusals.wrong_version(hello.version, m.SINK_VERSION))
+            raise RemoteProtocolError(m.wrong_version(hello.version, m.SINK_VERSION))
         if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
-            raise RemoteProtocolError(refusals.WRONG_COOKIE)
+            raise RemoteProtocolError(m.WRONG_COOKIE)
         objection = m.name_objection("worker", hello.instance)
         if objection is not None:
             raise RemoteProtocolError(objection)
@@ -267,9 +261,7 @@ class SinkSession:
         if self.worker in left.workers:
             raise RemoteProtocolError(f"worker {self.worker!r} says that it has left, and is still here")
         if len(left.workers) > LEAVING:
-            raise RemoteProtocolError(
-                f"{len(left.workers)} workers are said to have left at once; at most {LEAVING} can be told in one message"
-            )
+            raise RemoteProtocolError(f"{len(left.workers)} workers are said to have left at once; one message tells of at most {LEAVING}")
         self._to(m.WorkersLeft, "archived")
         gone = tuple(name for name in dict.fromkeys(left.workers) if m.name_objection("worker", name) is None)
         return [Archive(gone)] if gone else []
@@ -279,7 +271,3 @@ class SinkSession:
             raise RemoteProtocolError(f"stream {eos.stream} was never announced")
         self._to(m.Eos, "acknowledged")
         return [Send(m.Ack(0, ((eos.stream, self.ledger.received),)))]
-
-    def _error(self, error: m.Error) -> list[SinkEffect]:
-        self._to(m.Error, "over")
-        return [Close()]

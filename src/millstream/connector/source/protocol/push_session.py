@@ -1,12 +1,5 @@
 """The client's end of a connection that pushes into a pipeline: what may be said, and what was heard. No sockets, no clock.
 
-A connection has a state, and each stream on it:
-
-    INITIAL    nothing was said yet                  ABSENT    not announced, refused, or ended
-    AWAIT_OK   HELLO is sent                         ASKED     NOTIFY is sent
-    READY      the server is willing                 OPEN      messages may be sent
-    CLOSED     over                                  ENDING    EOS is sent; not all is acknowledged
-
 Rules
 1. `CLIENT_SENT` and `CLIENT_STREAM_SENT` say what we may send: anything else is our own mistake (`LocalProtocolError`) and nothing is sent.
    `CLIENT_RECEIVED` and `CLIENT_STREAM_RECEIVED` say what may come: anything else is the server's (`RemoteProtocolError`), and the session is over. ERROR
@@ -29,17 +22,21 @@ from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 
 class PushState(enum.Enum):
+    """Of a connection."""
+
     INITIAL = "Initial"
-    AWAIT_OK = "AwaitOk"
-    READY = "Ready"
+    AWAIT_OK = "AwaitOk"  # HELLO is sent
+    READY = "Ready"  # the server is willing
     CLOSED = "Closed"
 
 
 class ClientStream(enum.Enum):
-    ABSENT = "Absent"
-    ASKED = "Asked"
-    OPEN = "Open"
-    ENDING = "Ending"
+    """Of a stream on a connection."""
+
+    ABSENT = "Absent"  # not announced, refused, or ended
+    ASKED = "Asked"  # NOTIFY is sent
+    OPEN = "Open"  # messages may be sent
+    ENDING = "Ending"  # EOS is sent; not all is acknowledged
 
 
 CLIENT_SENT: dict[PushState, dict[type[m.Frame], dict[str, PushState]]] = {

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from millstream.connector.intake.format import Mark
+from millstream.errors import RemoteProtocolError
 
 
 class PushedStream(msgspec.Struct, eq=False):
@@ -38,10 +39,6 @@ class PushedStream(msgspec.Struct, eq=False):
         return self.received == self.acknowledged
 
 
-class TooManyStreams(Exception):
-    """Rule 3."""
-
-
 class Streams:
     """All streams of a source. The clock is an argument: seconds, of any clock that only goes forward."""
 
@@ -49,12 +46,9 @@ class Streams:
         self.limit = limit
         self._began = now
         self._streams: dict[str, PushedStream] = {}
-        for name in received:
-            stream = self._streams[name] = PushedStream(name, now)
-            stream.received, stream.is_stored = received[name].last, True
-            if name in acknowledged:
-                mark = acknowledged[name]
-                stream.acknowledged, stream.watermark, stream.ended = mark.last, mark.watermark, mark.ended
+        for name, last in received.items():
+            mark = acknowledged.get(name, Mark(name))
+            self._streams[name] = PushedStream(name, now, last.last, mark.last, mark.watermark, mark.ended, is_stored=True)
 
     def __iter__(self) -> Iterator[PushedStream]:
         return iter(self._streams.values())
@@ -70,7 +64,7 @@ class Streams:
         stream = self._streams.get(name)
         if stream is None:
             if len(self._streams) >= self.limit:
-                raise TooManyStreams(f"there are {self.limit} streams, and no more are taken")
+                raise RemoteProtocolError(f"there are {self.limit} streams, and no more are taken")
             stream = self._streams[name] = PushedStream(name, now)
         elif stream.owner is not None:
             return None
