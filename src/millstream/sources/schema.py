@@ -72,7 +72,7 @@ def columns(schema: Any) -> dict[str, Kind] | None:
     try:
         if isinstance(schema, str):
             table = _Parser(schema if _STRUCT.match(schema) else f"struct<{schema}>").whole()
-            return dict(zip(table.names, table.of, strict=True))
+            return dict(zip(table.names, table.of, strict=True)) or None
         if hasattr(schema, "fields"):
             return {field.name: _Parser(field.dataType.simpleString()).whole() for field in schema.fields}
     except _NoSuchType as error:

@@ -31,6 +31,7 @@ LONGEST = 128 << 20  # bytes of a line
 _SAMPLE, _LEAST, _MOST = 4 << 20, 64 << 10, 64 << 20
 _STEP = 512  # packed bytes, of which a hostile file can make some millions
 _OTHERS = (".snappy", ".lz4", ".zst", ".lzo", ".xz")
+_joined = b"".join
 
 
 def _opened(path: str) -> BinaryIO:
@@ -80,7 +81,7 @@ def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK
                 if kept > LONGEST:
                     raise too_long()
                 continue
-            held = b"".join((*rest, data))
+            held = _joined((*rest, data))
             cut = held.rfind(b"\n") + 1 if data else len(held)
             if not cut:
                 cut = held.rfind(b"\r", 0, len(held) - 1) + 1  # behind the last byte there may be a line feed
