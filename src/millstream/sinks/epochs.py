@@ -60,10 +60,8 @@ class EachEpoch(_Staged):
         try:
             self.function(context.spark.createDataFrame(table), epoch)
         except Exception as error:
-            raise SinkError(
-                f"stream {context.emission!r}: {self.describe()} raised {type(error).__name__}: {error}. Epoch {epoch} is committed; "
-                f"its rows are handed over again at the next start."
-            ) from error
+            what = f"raised {type(error).__name__}: {error}. Epoch {epoch} is committed; its rows are handed over again at the next start."
+            raise SinkError(f"stream {context.emission!r}: {self.describe()} {what}") from error
 
     def describe(self) -> str:
         return f"each_epoch({getattr(self.function, '__name__', 'function')})"

@@ -5,16 +5,14 @@ Rules
    is closed: a worker comes back only after that. ERROR is the peer's last word and gets no answer. A bad peer costs its own connection only.
 2. Recovery is complete before OK is sent. NOTIFY_ACK, which a worker may ask for again at any time, and the ACK of EOS tell how many bytes the sink
    holds, those of an open transaction included; they need not be committed.
-3. A transaction that was open when the worker was last here makes the stream begin in PREPARED. It is told on LIST_UNCOMMITTED, and only phase two
-   leads back to READY.
+3. A transaction that was open when the worker was last here makes the stream begin in PREPARED. LIST_UNCOMMITTED tells it; phase two leads to READY.
 4. Phase one leads to PREPARED whichever the vote is. After a no the worker closes, comes back, and rolls back what it finds listed.
 5. PHASE2, MESSAGE and WORKERS_LEFT are never answered: an answer would end the worker. Phase two of an unknown transaction is noted and ignored.
 6. Everything about offsets is decided in `ledger`.
 7. Bytes between the phases are put behind those of the open transaction. They survive its commit and go with its rollback. If the output cannot take
    them, they are dropped, and the next transaction is vetoed.
-8. A worker may say a fence in its HELLO: a number that never goes back for a name. A HELLO with a lower one is refused, also after a restart, and
-   cuts nobody off. So a coordinator that has counted its votes can lock out attempts that come too late. Who says none is at 0; the last to come has
-   the name.
+8. A worker may say a fence in its HELLO, else it is at 0: a number that never goes back for a name. A HELLO with a lower one is refused, also after a
+   restart, and cuts nobody off. So a coordinator that has counted its votes can lock out attempts that come too late.
 
 The caller's duties
 1. Carry out the effects in order. If one cannot be carried out: drop the rest, call `failed`, and carry out what that returns.

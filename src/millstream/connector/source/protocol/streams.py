@@ -5,7 +5,7 @@ Rules
    `acknowledged`; an id that is not above `received` was seen before, and is skipped.
 2. A stream has one owner, the session that announced it. Another is refused, unless it is the same instance of the same program: then the older
    session is a half-open connection of its own, and is fenced.
-3. A stream is remembered from its first entry on; one that was never used is forgotten with its session. There are never more than `limit`.
+3. A stream that was never used is forgotten with its session. There are never more than `limit`.
 4. The watermark that a pusher declares counts once everything before it is committed. It never goes back.
 5. The watermark of the source is the minimum over its streams: those that were declared by name, or else all that are known. One of which nothing was
    declared holds it back. One that has ended, or has been silent for `idle`, holds nothing back; if that is so of all, the furthest counts.
