@@ -54,11 +54,9 @@ class Rate(Source):
 
 
 class RateSplit(msgspec.Struct, frozen=True):
-    """Rows from `first` up to, and without, `end`. start: when row 0 was due."""
-
-    start: int
+    start: int  # when row 0 was due
     first: int
-    end: int
+    end: int  # not among them
 
 
 class RateOffset(Offset, frozen=True):
@@ -69,8 +67,6 @@ class RateOffset(Offset, frozen=True):
 
 
 class RateReader(PlannedReader):
-    """Plans and reads numbered rows. clock: milliseconds since 1970."""
-
     def __init__(self, rows_per_second: int, clock: Callable[[], int] | None = None) -> None:
         import pyarrow as pa
 

@@ -23,19 +23,9 @@ from pathlib import Path
 
 import msgspec
 
+from millstream.connector.intake import format as layout
 from millstream.connector.intake import reader
-from millstream.connector.intake.format import (
-    BEGINNING_SIZE,
-    IntakeEntry,
-    Mark,
-    advance,
-    beginning_marks,
-    beginning_size,
-    decode_marks,
-    encode_batch,
-    encode_beginning,
-    whole_batches,
-)
+from millstream.connector.intake.format import IntakeEntry, Mark, advance
 from millstream.connector.intake.reader import ACKNOWLEDGED_FILE, END_FILE, Acknowledged, segment_name
 from millstream.errors import CheckpointError, DamageError, StorageError
 from millstream.state.durable import lock_folder, replace_file, write_all
@@ -124,13 +114,13 @@ class Intake:
             self._file = os.open(path, os.O_RDWR)
             _settle(self._file)
         data = path.read_bytes()
-        size, at = beginning_size(data[:BEGINNING_SIZE], str(path))
+        size, at = layout.beginning_size(data[: layout.BEGINNING_SIZE], str(path))
         if is_first:
-            advance(self.marks_received, beginning_marks(data[:size], str(path)))
+            advance(self.marks_received, layout.beginning_marks(data[:size], str(path)))
             self.marks_acknowledged = dict(self.marks_received)
         offset = size
-        for head, batch in whole_batches(memoryview(data)[size:], at):
-            marks = decode_marks(batch, head)
+        for head, batch in layout.whole_batches(memoryview(data)[size:], at):
+            marks = layout.decode_marks(batch, head)
             advance(self.marks_received, marks)
             if head.end <= self.acknowledged.position:
                 advance(self.marks_acknowledged, marks)
@@ -164,7 +154,7 @@ class Intake:
                 os.close(before)
             at, parts = self.end, []
             for group in groups:
-                batch, marks = encode_batch(at, group)
+                batch, marks = layout.encode_batch(at, group)
                 at += len(batch)
                 parts.append(batch)
                 done.append(BatchRef(at, len(group), marks))
@@ -188,7 +178,7 @@ class Intake:
         os.ftruncate(self._file, self._beginning + self._written())
         _settle(self._file)
         path, at = self.folder / segment_name(self._segments[-1]), self._segments[-1]
-        for head, _ in whole_batches(memoryview(path.read_bytes())[self._beginning :], at):
+        for head, _ in layout.whole_batches(memoryview(path.read_bytes())[self._beginning :], at):
             at = head.end
         if at < self.end:
             raise self._damage(f"the batch at {at} in {path.name} does not match its checksum, after a write that failed")
@@ -198,7 +188,7 @@ class Intake:
         os.pwrite(self._end_file, reader.encode_end(self.end), 0)
 
     def _begin_segment(self, position: int) -> None:
-        beginning = encode_beginning(position, self.marks_received.values())
+        beginning = layout.encode_beginning(position, self.marks_received.values())
         path = self.folder / segment_name(position)
         try:
             replace_file(path, beginning, beside=path.name + _HALF)

@@ -33,11 +33,9 @@ _SPLIT = 16 << 20
 
 
 class FileSplit(msgspec.Struct, frozen=True):
-    """A part of a file: bytes, or row groups of a Parquet file, from `start` up to `end` (None: all that follows)."""
-
     path: str
-    start: int = 0
-    end: int | None = None
+    start: int = 0  # bytes, or row groups of a Parquet file
+    end: int | None = None  # None: all that follows
 
 
 class FilesOffset(Offset, frozen=True):

@@ -36,11 +36,7 @@ from millstream.state.durable import lock_folder, replace_file, sync_folder, wri
 LOG_LIMIT = 1 << 20
 _PIECE = 1 << 20
 _LONGEST, _CUT = 120, 40  # characters of a file name
-
-
-def _sync(fd: int) -> None:
-    """What was written is on the disk, and the file as long as it must be to read it."""
-    getattr(os, "fdatasync", os.fsync)(fd)
+_sync = getattr(os, "fdatasync", os.fsync)
 
 
 def file_name(name: str) -> str:

@@ -49,9 +49,7 @@ ANSWERED = frozenset({"recover", "same", "begin_next"})
 
 
 class Do(msgspec.Struct, frozen=True):
-    """Call this method of the worker's output (`do` makes one)."""
-
-    method: str
+    method: str  # to be called, of the worker's output
     args: tuple[Any, ...] = ()
 
 
@@ -64,9 +62,7 @@ class Ignored(msgspec.Struct, frozen=True):
 
 
 class Archive(msgspec.Struct, frozen=True):
-    """These workers have left: put their output aside, so that the names begin at 0."""
-
-    workers: tuple[str, ...]
+    workers: tuple[str, ...]  # that have left: put their output aside, so that the names begin at 0
 
 
 SinkEffect = Send | Close | Do | Ignored | Archive

@@ -22,18 +22,14 @@ from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 
 class PushState(enum.Enum):
-    """Of a connection."""
-
-    INITIAL = "Initial"
+    INITIAL = "Initial"  # of a connection
     AWAIT_OK = "AwaitOk"  # HELLO is sent
     READY = "Ready"  # the server is willing
     CLOSED = "Closed"
 
 
 class ClientStream(enum.Enum):
-    """Of a stream on a connection."""
-
-    ABSENT = "Absent"  # not announced, refused, or ended
+    ABSENT = "Absent"  # of a stream on a connection: not announced, refused, or ended
     ASKED = "Asked"  # NOTIFY is sent
     OPEN = "Open"  # messages may be sent
     ENDING = "Ending"  # EOS is sent; not all is acknowledged
@@ -45,9 +41,7 @@ CLIENT_SENT: dict[PushState, dict[type[m.Frame], dict[str, PushState]]] = {
     PushState.READY: {m.Notify: {"asked": PushState.READY}, m.Message: {"pushed": PushState.READY}, m.Eos: {"ended": PushState.READY}},
     PushState.CLOSED: {},
 }
-
 _LAST_WORDS: dict[type[m.Frame], dict[str, PushState]] = {m.Error: {"over": PushState.CLOSED}, m.Restart: {"over": PushState.CLOSED}}
-
 CLIENT_RECEIVED: dict[PushState, dict[type[m.Frame], dict[str, PushState]]] = {
     PushState.INITIAL: {},
     PushState.AWAIT_OK: {m.Ok: {"welcome": PushState.READY}, **_LAST_WORDS},
@@ -77,12 +71,12 @@ CLIENT_STREAM_RECEIVED: dict[ClientStream, dict[type[m.Frame], dict[str, ClientS
 
 
 class Pushing(msgspec.Struct, eq=False):
-    """A stream on this connection. `sent` is the last id sent, or resumed from. Invariant: acknowledged <= sent, None being before everything."""
+    """A stream on this connection. Invariant: acknowledged <= sent, None being before everything."""
 
     name: str
     number: int
     state: ClientStream = ClientStream.ABSENT
-    sent: int | None = None
+    sent: int | None = None  # the last id sent, or resumed from
     acknowledged: int | None = None
 
     @property

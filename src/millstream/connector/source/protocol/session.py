@@ -46,9 +46,7 @@ LAST_ID = (1 << 63) - 1
 
 
 class Server(enum.Enum):
-    """Of a connection."""
-
-    INITIAL = "Initial"
+    INITIAL = "Initial"  # of a connection
     READY = "Ready"  # the peer is known
     CLOSED = "Closed"
 
@@ -89,15 +87,11 @@ COMMITTED: dict[ServerStream, dict[str, ServerStream]] = {
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """Keep these entries, behind those that came before."""
-
-    entries: list[IntakeEntry]
+    entries: list[IntakeEntry]  # behind those that came before
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """That session is a half-open connection of the peer that speaks now."""
-
-    session: SourceSession
+    session: SourceSession  # a half-open connection of the peer that speaks now
     why: str
 
 
