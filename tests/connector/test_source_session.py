@@ -159,7 +159,7 @@ def test_a_stream_that_was_never_used_is_forgotten_with_its_session() -> None:
     session = desk.session()
     desk.tell(session, m.Notify(1, "a", 0), m.Notify(2, "b", 0), m.Message(2, 1, b"x"))
     session.ended()
-    assert [stream.name for stream in desk.streams] == ["b"]
+    assert list(desk.streams) == ["b"]
 
 
 # ---- messages

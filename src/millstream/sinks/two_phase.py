@@ -120,7 +120,7 @@ class TwoPhaseSink(Sink):
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         worker = f"{context.pipeline}-w-{context.emission}-id-{context.shard}"
-        data = b"".join(encode_rows(self, context, rows, self.encode or _json_line))
+        data = b"".join(encode_rows(self, context, rows, self.encode or (lambda row: json_bytes(row) + b"\n")))
         with self._connect(worker, context.token, context.epoch, driver=False, tries=context.tries) as client:
             while client.uncommitted:
                 client.resolve(client.uncommitted[0], commit=False)
@@ -183,10 +183,6 @@ class TwoPhaseSink(Sink):
         for client in self._open.values():
             client.close()
         self._open = {}
-
-
-def _json_line(row: SinkRow) -> bytes:
-    return json_bytes(row) + b"\n"
 
 
 connector = TwoPhaseSink

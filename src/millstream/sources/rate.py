@@ -1,8 +1,5 @@
-"""Numbered rows at a steady pace, for trying things.
-
-Rules
-1. Row n belongs to the moment `start + n * 1000 / rows_per_second`, in whole milliseconds, rounded as Spark's rate source rounds: whoever reads it.
-2. An offset is {"start": ms, "rows": n}: when the first row was due, and how many there were. Rows are there as soon as they are due, not only once a second.
+"""Numbered rows at a steady pace, for trying things. Row n is due at `start + n * 1000 / rows_per_second`, in whole milliseconds, rounded as Spark's rate
+source rounds, and is there from then on. An offset is {"start": ms, "rows": n}: when the first row was due, and how many there were.
 """
 
 from __future__ import annotations

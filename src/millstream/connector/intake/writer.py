@@ -92,7 +92,7 @@ class Intake:
         else:
             self._scan(told)
         self._end_file = os.open(self.folder / END_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-        self._tell()
+        os.pwrite(self._end_file, reader.encode_end(self.end), 0)
 
     def _scan(self, told: int) -> None:
         position = self.acknowledged.position
@@ -168,7 +168,7 @@ class Intake:
         self.end = at
         for ref in done:
             advance(self.marks_received, ref.marks)
-        self._tell()
+        os.pwrite(self._end_file, reader.encode_end(self.end), 0)
         return done
 
     def _written(self) -> int:
@@ -183,9 +183,6 @@ class Intake:
         if at < self.end:
             raise self._damage(f"the batch at {at} in {path.name} does not match its checksum, after a write that failed")
         self._is_suspect = False
-
-    def _tell(self) -> None:
-        os.pwrite(self._end_file, reader.encode_end(self.end), 0)
 
     def _begin_segment(self, position: int) -> None:
         beginning = layout.encode_beginning(position, self.marks_received.values())

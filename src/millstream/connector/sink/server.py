@@ -78,16 +78,17 @@ class SessionRunner:
         connection: Connection,
         leave: Callable[[tuple[str, ...]], None],
         console: SinkConsole | None = None,
+        stats: SinkStats | None = None,
     ) -> None:
         self.session, self.decoder, self.output, self.connection = session, decoder, output, connection
         self._leave, self._console = leave, console or SinkConsole()
         self._end = 0  # of what is committed
         self._out = bytearray()
         self.is_over = False
-        self.stats = SinkStats()
+        self.stats = stats or SinkStats()
 
     def begin(self, effects: list[SinkEffect]) -> bytearray:
-        """Carries out what HELLO came to, and goes on with what came behind HELLO. Returns what is to be sent."""
+        """Carries out what HELLO came to, and goes on with what came behind it. Returns what is to be sent."""
         self._carry_out(effects)
         return self.feed(b"")
 
@@ -171,11 +172,10 @@ class SessionRunner:
 class SinkServer:
     """Listens, and puts what workers commit into outputs.
 
-    `outputs` makes an `Output` from a worker's name: `FileOutputs(folder)`, `MemoryOutputs()`, `PostgresOutputs(...)` or your own. `listen` is
-    HOST:PORT, port 0 for a free one. Use it as a context manager, or `start` and `stop`; `address` is where it listens.
-
-    `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be there at once, `unauthenticated` how many may be
-    about to greet, for `greeting`; `frame_limit` bounds one message; `patience` is for peers that do not read. `console` is told what happens.
+    `outputs` makes an `Output` from a worker's name: `FileOutputs(folder)`, `MemoryOutputs()`, `PostgresOutputs(...)` or your own. `listen` is HOST:PORT,
+    port 0 for a free one; `address` is where it listens. `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be
+    there at once, `unauthenticated` how many may be about to greet, for `greeting`; `frame_limit` bounds one message; `patience` is for peers that do not
+    read. `console` is told what happens.
     """
 
     def __init__(
@@ -205,10 +205,9 @@ class SinkServer:
         self._names = NameRegistry()
         self._lock = threading.Lock()  # of everything below
         self._unauthenticated: dict[Connection, None] = {}  # oldest first
-        self._greeted: set[Connection] = set()
+        self._greeted: dict[Connection, SinkStats] = {}
         self._threads: set[threading.Thread] = set()
-        self._counted = SinkStats()  # by the server, and by runners that have ended
-        self._runners: set[SessionRunner] = set()
+        self._counted = SinkStats()  # by the server, and over connections that have ended
         self._room = threading.BoundedSemaphore(sessions + 2 * unauthenticated)
         self._listener: socket.socket | None = None
         self._stopping = threading.Event()
@@ -255,7 +254,7 @@ class SinkServer:
     def stats(self) -> SinkStats:
         found = SinkStats()
         with self._lock:
-            for counted in (self._counted, *(runner.stats for runner in self._runners)):
+            for counted in (self._counted, *self._greeted.values()):
                 found.add(counted)
             found.sessions = len(self._greeted)
         found.repeated_leavings = self._names.repeated
@@ -327,9 +326,8 @@ class SinkServer:
                 connection.enlarge()
                 decoder.limit = self._frame_limit
                 self._sit(connection, session, decoder, effects)
-            for effect in () if is_let_in else effects:
-                if isinstance(effect, Send):
-                    connection.part(effect.frame)
+            elif effects and isinstance(effects[0], Send):
+                connection.part(effects[0].frame)
         except TimeoutError:
             connection.part(Error("nothing was heard for too long"))
         except RemoteProtocolError as error:
@@ -337,21 +335,17 @@ class SinkServer:
         except (OSError, ssl.SSLError) as error:
             log.info("a connection was lost: %s", error)
         finally:
+            why = connection.last_words.text if isinstance(connection.last_words, Error) else None
             with self._lock:
                 self._unauthenticated.pop(connection, None)
-                self._greeted.discard(connection)
-            self._note_end(connection, session.worker if is_let_in else None)
+                self._counted.add(self._greeted.pop(connection, SinkStats()))
+                self._counted.errors += why is not None
+            if is_let_in:
+                self._console.say(f"{session.worker!r} has disconnected" if why is None else f"{session.worker!r} was sent away: {why!r}")
+            elif why is not None:
+                self._console.say(f"{connection.peer} was refused: {why!r}")
             connection.close()
             self._room.release()
-
-    def _note_end(self, connection: Connection, worker: str | None) -> None:
-        why = connection.last_words.text if isinstance(connection.last_words, Error) else None
-        with self._lock:
-            self._counted.errors += why is not None
-        if worker is not None:
-            self._console.say(f"{worker!r} has disconnected" if why is None else f"{worker!r} was sent away: {why!r}")
-        elif why is not None:
-            self._console.say(f"{connection.peer} was refused: {why!r}")
 
     def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> list[SinkEffect]:
         """Waits for HELLO, and returns what it comes to: to recover, if it is right. Nothing, if the peer is gone."""
@@ -369,7 +363,7 @@ class SinkServer:
             if len(self._greeted) >= self._sessions and session.worker not in self._names:
                 connection.part(Error(f"the sink has {self._sessions} sessions and takes no more"))
                 return False
-            self._greeted.add(connection)
+            self._greeted[connection] = SinkStats()
         self._console.say(f"{session.worker!r} has connected from {connection.peer}")
         return True
 
@@ -385,21 +379,14 @@ class SinkServer:
                 connection.part(Error(f"the sink has no output for this worker: {error}"))
                 return
             leave = partial(self._names.leave, place, archive=self._archive)
-            runner = SessionRunner(session, decoder, output, connection, leave, self._console)
-            with self._lock:
-                self._runners.add(runner)
-            try:
+            runner = SessionRunner(session, decoder, output, connection, leave, self._console, self._greeted[connection])
+            with contextlib.closing(output):
                 out = runner.begin(effects)
                 while not connection.is_cut:  # else whoever took over decides now; a vote would only mislead
                     connection.send(out)
                     if runner.is_over or (data := connection.read()) is None:
                         return
                     out = runner.feed(data)
-            finally:
-                with self._lock:
-                    self._runners.discard(runner)
-                    self._counted.add(runner.stats)
-                output.close()
 
     def _archive(self, worker: str) -> None:
         with contextlib.closing(self._outputs(worker)) as output:

@@ -81,7 +81,7 @@ class PushClient:
         self._program, self._cookie = program, cookie
         self._context = None if tls is None else client_context(tls)
         self._timeout, self._most = duration(timeout) / 1000, most
-        self._patience = None if patience is None else duration(patience) / 1000
+        self._patience = math.inf if patience is None else duration(patience) / 1000
         self._changed = threading.Condition()  # guards everything below
         self._streams: dict[str, Outgoing] = {}
         self._numbers: dict[int, Outgoing] = {}
@@ -94,8 +94,6 @@ class PushClient:
         self._is_awake = False
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
-        self._selector: selectors.BaseSelector = selectors.DefaultSelector()  # of the connection that there is; the thread's own
-        self._selector.close()
         self._thread = threading.Thread(target=self._run, name="millstream-push", daemon=True)
         self._thread.start()
 
@@ -233,11 +231,11 @@ class PushClient:
             while self._closing is None:
                 session = PushSession(self._program, self.instance, self._cookie)
                 try:
-                    with dial(self.address, self._timeout, self._context) as sock, selectors.DefaultSelector() as self._selector:
+                    with dial(self.address, self._timeout, self._context) as sock, selectors.DefaultSelector() as selector:
                         sock.setblocking(False)
-                        self._selector.register(sock, selectors.EVENT_READ)
-                        self._selector.register(self._wake_read, selectors.EVENT_READ)
-                        self._talk(sock, session)
+                        selector.register(sock, selectors.EVENT_READ)
+                        selector.register(self._wake_read, selectors.EVENT_READ)
+                        self._talk(sock, selector, session)
                 except (OSError, ssl.SSLError) as error:
                     why: object = error
                 else:
@@ -251,7 +249,7 @@ class PushClient:
                     self.address, self._other = self._other, self.address
                 if session.state is PushState.READY or session.last_words is not None:
                     pause, since = _FIRST_PAUSE, time.monotonic()
-                if self._patience is not None and time.monotonic() - since > self._patience:
+                if time.monotonic() - since > self._patience:
                     raise _failed(f"the source at {self.address} cannot be reached: {why}", NetworkError.exit_code)
                 with self._changed:
                     if self._closing is None:
@@ -287,7 +285,7 @@ class PushClient:
             address = self._given
         self.address, self._other = address, self._given
 
-    def _talk(self, sock: socket.socket, session: PushSession) -> None:
+    def _talk(self, sock: socket.socket, selector: selectors.BaseSelector, session: PushSession) -> None:
         self._expect("to answer")
         decoder = Decoder(_ANSWER_LIMIT, two_phase=False)
         deadline = time.monotonic() + self._timeout
@@ -308,7 +306,14 @@ class PushClient:
                 except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                     break
             out = out or self._collect(session)  # what there is to send is not waited with
-            if not self._hear(sock, session, decoder, bool(out)):
+            more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+            selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0))
+            ready = {key.fileobj: events for key, events in selector.select(0 if more else 0.1)}
+            if self._wake_read in ready:
+                with self._changed, contextlib.suppress(BlockingIOError):
+                    self._is_awake = False
+                    self._wake_read.recv(4096)
+            if (more or ready.get(sock, 0) & selectors.EVENT_READ) and not self._hear(sock, session, decoder):
                 return
 
     def _part(self, sock: socket.socket) -> None:
@@ -319,18 +324,8 @@ class PushClient:
             while sock.recv(_READ):
                 pass
 
-    def _hear(self, sock: socket.socket, session: PushSession, decoder: Decoder, is_writing: bool) -> bool:
-        """Waits for something to do, and takes in what has come. False when the server has closed."""
-        more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
-        self._selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if is_writing else 0))
-        ready = {key.fileobj: events for key, events in self._selector.select(0 if more else 0.1)}
-        if self._wake_read in ready:
-            with self._changed:
-                self._is_awake = False
-                with contextlib.suppress(BlockingIOError):
-                    self._wake_read.recv(4096)
-        if not ready.get(sock, 0) & selectors.EVENT_READ and not more:
-            return True
+    def _hear(self, sock: socket.socket, session: PushSession, decoder: Decoder) -> bool:
+        """Takes in what has come. False when the server has closed."""
         try:
             data = sock.recv(_READ)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -351,7 +346,7 @@ class PushClient:
                 found = self._numbers[frame.stream]
                 if frame.success:
                     self._kept -= found.accepted(frame.point)
-                elif found.refused(time.monotonic(), _ASK_AGAIN) > (math.inf if self._patience is None else self._patience):
+                elif found.refused(time.monotonic(), _ASK_AGAIN) > self._patience:
                     raise InputError(f"stream {found.name!r} is active elsewhere: another client pushes it to {self.address}")
             elif isinstance(frame, m.Ack):
                 self._moved = time.monotonic()

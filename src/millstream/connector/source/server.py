@@ -301,7 +301,7 @@ class SourceServer:
         self._gathered, self._gathered_size = [], 0
         for peer in [*self._greeted, *self._unauthenticated]:
             peer.carry_out(peer.session.restart())
-        acknowledged = {s.name: Mark(s.name, s.acknowledged, s.watermark, s.ended) for s in self._streams}
+        acknowledged = {s.name: Mark(s.name, s.acknowledged, s.watermark, s.ended) for s in self._streams.values()}
         self._streams = Streams(acknowledged, dict(self._intake.marks_received), time.monotonic(), self._streams_limit)
         self._press()
 

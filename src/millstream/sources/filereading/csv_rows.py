@@ -1,7 +1,7 @@
 """CSV, with the rows that Spark's reader makes of it.
 
 Rules
-1. Columns go by their place. With a header, the first line of a file that is not blank is left out; its names are not looked at. Blank lines are left out.
+1. Columns go by their place. Blank lines are left out; so is, with a header, the first line that is not blank.
 2. The quick way is Arrow's reader, for the text of the columns, and `cast` for their types. It is taken for a block of lines only if every quote in it
    opens or closes a whole value, without an escape in between.
 3. A value that does not begin with a quote is what stands up to the next separator, quotes and escapes and all. One in quotes ends with a quote that has a

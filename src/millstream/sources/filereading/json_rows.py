@@ -1,9 +1,9 @@
 """JSON lines, with the rows that Spark's reader makes of them.
 
 Rules
-1. The quick way is Arrow's reader. It is taken for a block of lines only where its rows are certainly Spark's: every line is one object (rule 2), all is
-   UTF-8, no bare NaN or Inf, no -0 (which Spark reads as 0.0), and dates and times are written in the one form that both read alike.
-   Arrow refuses everything else in which the two differ: values of another type, numbers out of range, names twice, unusual escapes.
+1. The quick way is Arrow's reader, for a block of lines whose rows are certainly Spark's: every line is one object (rule 2), all is UTF-8, no bare NaN or
+   Inf, no -0 (which Spark reads as 0.0), and dates and times are written in the one form that both read alike. Arrow refuses everything else in which
+   the two differ: values of another type, numbers out of range, names twice, unusual escapes.
 2. Every line is one object if the block begins with "{", ends with "}", has "}\\n{" at every end of a line, and gives as many rows as lines: inside
    a JSON value a "{" never follows a "}".
 3. A single line is read by the standard library. What stands behind the first value is not looked at. A column of strings takes a number, true and false

@@ -1,8 +1,5 @@
-"""The options of the file source that Millstream's own readers understand, and why others are Spark's business.
-
-Rules
-1. An option that is not in these tables, or has a value that is not, is not guessed at: the source is then read by Spark alone, or not at all.
-2. Names are told apart without regard to case, as Spark does.
+"""The options of the file source that Millstream's own readers understand. Names are told apart without regard to case, as Spark does. An option that is not
+in these tables, or has a value that is not, is not guessed at: the source is then read by Spark alone, or not at all.
 """
 
 from __future__ import annotations

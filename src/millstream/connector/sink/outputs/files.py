@@ -36,7 +36,10 @@ from millstream.state.durable import lock_folder, replace_file, sync_folder, wri
 LOG_LIMIT = 1 << 20
 _PIECE = 1 << 20
 _LONGEST, _CUT = 120, 40  # characters of a file name
-_sync = getattr(os, "fdatasync", os.fsync)
+
+
+def _sync(fd: int) -> None:
+    getattr(os, "fdatasync", os.fsync)(fd)
 
 
 def file_name(name: str) -> str:

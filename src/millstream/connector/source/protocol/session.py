@@ -140,7 +140,7 @@ class SourceSession:
         self._handlers: dict[type[m.Frame], Callable[..., list[SourceEffect]]] = {
             m.Hello: self._hello,
             m.Notify: self._notify,
-            m.Message: self._message,
+            m.Message: lambda one: self.receive_messages([(one.stream, one.id, one.event_time, one.key, one.payload)]),
             m.Eos: self._eos,
         }
 
@@ -183,9 +183,6 @@ class SourceSession:
         except RemoteProtocolError as error:
             return [*effects, *self.failed(str(error))] if entries else self.failed(str(error))
         return [*(effects if entries else ()), *self._settle()]
-
-    def _message(self, message: m.Message) -> list[SourceEffect]:
-        return self.receive_messages([(message.stream, message.id, message.event_time, message.key, message.payload)])
 
     def _take(self, pushed: Sequence[Pushed], entries: list[IntakeEntry]) -> None:
         seen, now, needs = 0, self._clock(), self._needs
