@@ -183,8 +183,10 @@ def _value(value: Any, kind: Kind, stream: str, column: str) -> Any:
             return bytes(value)
         if name == "decimal" and isinstance(value, (int, float, str, Decimal)) and not isinstance(value, bool):
             return Decimal(str(value)).quantize(Decimal(1).scaleb(-kind.scale))
-        if name == "date":
-            return _date(value)
+        if name == "date" and isinstance(value, str):
+            return datetime.date.fromisoformat(value)
+        if name == "date" and isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+            return value
         if name in ("timestamp", "timestamp_ntz"):
             at = moment(value)
             return at if name == "timestamp" else at.replace(tzinfo=None)
@@ -200,14 +202,6 @@ def _value(value: Any, kind: Kind, stream: str, column: str) -> Any:
     raise InputError(
         f"stream {stream!r}, column {column!r}: {value!r} (a {type(value).__name__}) does not fit the type {name} that the source's schema gives it"
     )
-
-
-def _date(value: Any) -> datetime.date:
-    if isinstance(value, str):
-        return datetime.date.fromisoformat(value)
-    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-        return value
-    raise ValueError
 
 
 def moment(value: Any) -> datetime.datetime:

@@ -59,7 +59,10 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_Integer, parse
 class JsonRows(TextRows):
     def __init__(self, schema: pa.Schema, unreadable: str | None, settings: Settings) -> None:
         super().__init__(schema, unreadable, settings)
-        self._quick = _quick_schema(self.columns)
+        quick = {field.name: kind for field in self.columns if (kind := _quick_type(field.type, True)) is not None}
+        self._quick = (
+            pa.schema(quick) if quick and len(quick) == len(self.columns) else None
+        )  # what Arrow's reader is to make of them, if it can
         self._converters = [_converter(field.type, settings.zone) for field in self.columns]
 
     def quick(self, block: bytes) -> list[pa.Array] | None:
@@ -151,15 +154,6 @@ def _table(block: bytes, schema: pa.Schema) -> pa.Table:
     if hasattr(pj, "open_json"):
         return pj.open_json(file, read_options=how, parse_options=what).read_all()
     return pj.read_json(file, read_options=how, parse_options=what)
-
-
-def _quick_schema(fields: list[pa.Field]) -> pa.Schema | None:
-    """What Arrow's reader is to make of the columns; None if it cannot."""
-    types = [_quick_type(field.type, True) for field in fields]
-    names = {field.name for field in fields}
-    if not fields or any(kind is None for kind in types) or len(names) < len(fields):
-        return None
-    return pa.schema([(field.name, kind) for field, kind in zip(fields, types, strict=True)])
 
 
 def _quick_type(kind: pa.DataType, top: bool) -> pa.DataType | None:

@@ -4,11 +4,10 @@ Rules
 1. `CLIENT_SENT` and `CLIENT_STREAM_SENT` say what we may send: anything else is our own mistake (`LocalProtocolError`) and nothing is sent.
    `CLIENT_RECEIVED` and `CLIENT_STREAM_RECEIVED` say what may come: anything else is the server's (`RemoteProtocolError`), and the session is over. ERROR
    and RESTART (come back, here or elsewhere) are its last words.
-2. Each frame after HELLO costs one credit. Without one nothing may be sent; `credits` says how many there are.
+2. Each frame after HELLO costs one credit. Without one nothing may be sent.
 3. NOTIFY_ACK tells the point to resume from: what is not above it was committed, and everything above it is to be sent, again if need be.
-   Between two connections nothing that was sent may be taken for received.
-4. What an ACK names is committed: it may be forgotten. A point never goes back. It may be above all that this connection has sent: then an
-   earlier one had sent it, it was received, and need not be sent again. For a stream that has just ended, or is announced again, it says nothing new.
+4. What an ACK names is committed: it may be forgotten. A point never goes back. It may be above all that this connection has sent, if an earlier one
+   had sent it. For a stream that has just ended, or is announced again, it says nothing new.
 """
 
 from __future__ import annotations
