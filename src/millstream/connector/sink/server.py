@@ -143,12 +143,9 @@ class SessionRunner:
                 self.stats.repeated_commits += known
                 self.stats.unknown_phase_twos += not known
                 if not known:
-                    level, outcome = (
-                        (logging.WARNING, "commit") if commit else (logging.INFO, "rollback")
-                    )  # to roll back twice is common, and harmless
-                    log.log(
-                        level, "worker %r says %s to transaction %r, which is not known here: ignored", self.session.worker, outcome, txn
-                    )
+                    text = "worker %r says %s to transaction %r, which is not known here: ignored"
+                    level = logging.WARNING if commit else logging.INFO  # to roll back twice is common, and harmless
+                    log.log(level, text, self.session.worker, "commit" if commit else "rollback", txn)
             case Archive(workers):
                 self._leave(workers)
         return []

@@ -60,9 +60,7 @@ class JsonRows(TextRows):
     def __init__(self, schema: pa.Schema, unreadable: str | None, settings: Settings) -> None:
         super().__init__(schema, unreadable, settings)
         quick = {field.name: kind for field in self.columns if (kind := _quick_type(field.type, True)) is not None}
-        self._quick = (
-            pa.schema(quick) if quick and len(quick) == len(self.columns) else None
-        )  # what Arrow's reader is to make of them, if it can
+        self._quick = pa.schema(quick) if quick and len(quick) == len(self.columns) else None  # None: Arrow's reader cannot
         self._converters = [_converter(field.type, settings.zone) for field in self.columns]
 
     def quick(self, block: bytes) -> list[pa.Array] | None:

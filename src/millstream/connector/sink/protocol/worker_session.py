@@ -62,10 +62,9 @@ _ANSWERS: dict[WorkerState, dict[type[m.Frame], dict[str, WorkerState]]] = {
 }
 #: state -> what comes -> what it came to -> the next state. What is missing leads to CLOSED (rule 1).
 RECEIVED: dict[WorkerState, dict[type[m.Frame], dict[str, WorkerState]]] = {
-    state: {}
-    if state in (_S.INITIAL, _S.CLOSED)
-    else {**_ANSWERS.get(state, {}), m.Error: {"over": _S.CLOSED}, m.Restart: {"over": _S.CLOSED}}
-    for state in _S
+    **{state: {**_ANSWERS.get(state, {}), m.Error: {"over": _S.CLOSED}, m.Restart: {"over": _S.CLOSED}} for state in _S},
+    _S.INITIAL: {},
+    _S.CLOSED: {},
 }
 
 #: States in which the sink is to say something before we may go on.

@@ -28,6 +28,7 @@ from __future__ import annotations
 import enum
 import hmac
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -248,14 +249,9 @@ class SourceSession:
             raise RemoteProtocolError(f"a connection has at most {self._limit} streams")
         effects: list[SourceEffect] = []
         found = self._streams.get(notify.name)
-        other = None if found is None else found.owner
-        if (
-            found is not None
-            and isinstance(other, SourceSession)
-            and other is not self
-            and self.identity[1]
-            and other.identity == self.identity
-        ):
+        other: Any = None if found is None else found.owner
+        is_same_instance = isinstance(other, SourceSession) and bool(self.identity[1]) and other.identity == self.identity
+        if found is not None and is_same_instance and other is not self:
             self._streams.release(found, other)
             effects.append(Fence(other, m.fenced(f"another connection of this instance has stream {notify.name!r} now")))
         stream = self._streams.claim(notify.name, self, self._clock())
