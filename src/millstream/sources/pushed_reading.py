@@ -113,12 +113,12 @@ def to_arrow(held: list[tuple[Head, bytes]]) -> pa.RecordBatch:
     key_sizes, payload_sizes, numbers = [], [], []
     names: dict[str, int] = {}
     for head, batch in held:
-        at, count = columns(head), head.entries
-        ids.append(batch[at.ids : at.times])
-        times.append(batch[at.times : at.key_ends])
-        kinds.append(batch[at.kinds : at.keys])
-        keys.append(batch[at.keys : at.payloads])
-        payloads.append(batch[at.payloads : at.payloads + head.payloads])
+        at, count, view = columns(head), head.entries, memoryview(batch)
+        ids.append(view[at.ids : at.times])
+        times.append(view[at.times : at.key_ends])
+        kinds.append(view[at.kinds : at.keys])
+        keys.append(view[at.keys : at.payloads])
+        payloads.append(view[at.payloads : at.payloads + head.payloads])
         key_sizes.append(np.diff(np.frombuffer(batch, np.int32, count + 1, at.key_ends)))
         payload_sizes.append(np.diff(np.frombuffer(batch, np.int32, count + 1, at.payload_ends)))
         own = [names.setdefault(mark.name, len(names)) for mark in decode_marks(batch, head)]
@@ -126,18 +126,22 @@ def to_arrow(held: list[tuple[Head, bytes]]) -> pa.RecordBatch:
         numbers.append(np.full(count, own[0], np.int32) if len(own) == 1 else np.array(own, np.int32)[streams])
     key_lengths = np.concatenate(key_sizes)
     stream = pa.DictionaryArray.from_arrays(pa.array(np.concatenate(numbers)), pa.array(list(names), pa.string())).dictionary_decode()
-    id = pa.Array.from_buffers(pa.int64(), n, [None, pa.py_buffer(b"".join(ids))])
-    time = pa.Array.from_buffers(pa.int64(), n, [None, pa.py_buffer(b"".join(times))])
+    id = pa.Array.from_buffers(pa.int64(), n, [None, pa.py_buffer(_joined(ids))])
+    time = pa.Array.from_buffers(pa.int64(), n, [None, pa.py_buffer(_joined(times))])
     key = _texts(pa.string(), n, key_lengths, keys, key_lengths != 0)
     payload = _texts(pa.binary(), n, np.concatenate(payload_sizes), payloads)
     record_id = pc.binary_join_element_wise(stream, pc.cast(id, pa.string()), "/")
     found = pa.RecordBatch.from_arrays([stream, id, time, key, payload, record_id], schema=SCHEMA)
-    messages = np.frombuffer(b"".join(kinds), np.uint8) == MESSAGE
+    messages = np.frombuffer(_joined(kinds), np.uint8) == MESSAGE
     return found if messages.all() else found.filter(pa.array(messages))
 
 
-def _texts(kind: pa.DataType, n: int, lengths: Any, pieces: list[bytes], valid: Any = None) -> pa.Array:
+def _joined(pieces: list[memoryview]) -> memoryview | bytes:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _texts(kind: pa.DataType, n: int, lengths: Any, pieces: list[memoryview], valid: Any = None) -> pa.Array:
     ends = np.zeros(n + 1, np.int32)
     np.cumsum(lengths, out=ends[1:])
     mask = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
-    return pa.Array.from_buffers(kind, n, [mask, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(pieces))])
+    return pa.Array.from_buffers(kind, n, [mask, pa.py_buffer(ends.tobytes()), pa.py_buffer(_joined(pieces))])
