@@ -88,7 +88,7 @@ class SinkError(MillstreamError):
 
 
 class SinkRefused(SinkError):
-    """The operator of the sink: it answered, and said no. `reason` is the word for it in `millstream.connector.wire.refusals`."""
+    """The operator of the sink: it answered, and said no. `reason` is the word for it in `millstream.connector.wire.messages`."""
 
     def __init__(self, text: str, reason: str = "other") -> None:
         super().__init__(text)

@@ -18,7 +18,7 @@ from typing import Any
 from millstream.connector.intake import reader as intake_reader
 from millstream.connector.intake.format import MESSAGE, Head, IntakeEntry, Mark, advance, columns, decode_marks
 from millstream.connector.source.protocol.push_session import PushSession
-from millstream.connector.source.protocol.session import Admit, Close, Fence, Keep, Send, SourceEffect, SourceSession
+from millstream.connector.source.protocol.session import Close, Fence, Keep, Send, SourceEffect, SourceSession
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.source.server import SourceServer
 from millstream.connector.wire import messages as m
@@ -48,10 +48,10 @@ class Desk:
         self.stored: list[tuple[SourceSession, IntakeEntry]] = []
         self.said: dict[SourceSession, list[m.Frame]] = {}
         self.closed: set[SourceSession] = set()
-        self.objection: str | None = None  # what `Admit` is answered with
+        self.objection: str | None = None  # to one more session
 
     def session(self, *, cookie: str = "", greeted: bool = True, instance: str = "", **options: Any) -> SourceSession:
-        made = SourceSession(self.streams, self.clock, cookie=cookie, **{**self.options, **options})
+        made = SourceSession(self.streams, self.clock, lambda: self.objection, cookie=cookie, **{**self.options, **options})
         self.said[made] = []
         if greeted:
             self.tell(made, m.Hello(m.SOURCE_VERSION, cookie, "test", instance))
@@ -68,8 +68,6 @@ class Desk:
                 self.said[session].append(effect.frame)
             elif isinstance(effect, Keep):
                 self.stored += [(session, entry) for entry in effect.entries]
-            elif isinstance(effect, Admit):
-                self.carry_out(session, session.answer(self.objection))
             elif isinstance(effect, Fence):
                 self.carry_out(effect.session, effect.session.failed(effect.why))
             else:

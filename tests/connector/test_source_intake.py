@@ -88,7 +88,7 @@ def test_arrow_sees_the_same_messages_as_the_dumb_reader() -> None:
     batch, _ = encode_batch(0, entries)
     head = decode_head(batch, 0)
     assert head is not None
-    assert to_arrow(head, batch).to_pylist() == [
+    assert to_arrow([(head, batch)]).to_pylist() == [
         {"stream": "a", "id": 1, "event_time": -5, "key": None, "payload": b"x", "record_id": "a/1"},
         {"stream": "ü", "id": 2, "event_time": 7, "key": "ké", "payload": b"\xff\0", "record_id": "ü/2"},
     ]
@@ -108,8 +108,8 @@ def test_batches_that_are_read_together_are_the_same_as_one_by_one(groups: list[
         if head.messages:
             held.append((head, batch))
     if held:
-        alone = pa.Table.from_batches([pushed_reading.to_arrow(*one) for one in held]).combine_chunks()
-        assert pa.Table.from_batches([pushed_reading._joined(held)]).equals(alone)
+        alone = pa.Table.from_batches([pushed_reading.to_arrow([one]) for one in held]).combine_chunks()
+        assert pa.Table.from_batches([pushed_reading.to_arrow(held)]).equals(alone)
 
 
 def test_what_was_written_is_there_after_opening_again(tmp_path: Path) -> None:

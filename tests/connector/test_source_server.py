@@ -166,7 +166,7 @@ def test_the_backlog_bounds_the_log_and_reading_goes_on_after_a_commit(tmp_path:
         client.notify("s")
         for id in range(1, 3001):
             client.send("s", id, b"x" * 1000)
-        until(lambda: server._ask(lambda: server._is_paused and not server._is_writing))
+        until(lambda: server._ask(lambda: server._is_paused and server._writer is None))
         end = server.stats().end
         assert 100_000 < end < 2_000_000 and server.stats().waiting_bytes == 0, "nobody is read, and nothing is on its way to the disk"
         assert server.stats().end == end

@@ -12,7 +12,7 @@ from effort import some
 from millstream.connector.intake.format import MESSAGE, IntakeEntry, Mark, advance
 from millstream.connector.source.protocol import streams as source_streams
 from millstream.connector.source.protocol.push_session import ClientStream, PushSession, PushState
-from millstream.connector.source.protocol.session import Admit, Close, Fence, Keep, Send, SourceEffect, SourceSession
+from millstream.connector.source.protocol.session import Close, Fence, Keep, Send, SourceEffect, SourceSession
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire import messages as m
 
@@ -50,8 +50,6 @@ class ServerModel:
         for effect in effects:
             if isinstance(effect, Keep):
                 self.gathered += [(session, entry) for entry in effect.entries]
-            elif isinstance(effect, Admit):
-                self.carry_out(session, session.answer(None))
             elif isinstance(effect, Fence):
                 self.carry_out(effect.session, effect.session.failed(effect.why))
             elif isinstance(effect, Send) and session in self.lines:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.connector.wire import refusals
+from millstream.connector.wire import messages
 from millstream.errors import SinkError, SinkRefused
 from millstream.simulation.fakes import PublishedRows
 from millstream.simulation.simulated_run import Simulation
@@ -105,7 +105,7 @@ class ModelledSink(TwoPhaseSink):
     def _connect(self, worker: str, token: str, epoch: int, driver: bool, tries: int = 0) -> Any:
         line, fence = self.lines.setdefault(worker, Line()), _fence(token, epoch, driver, tries)
         if fence < line.fence:
-            raise SinkRefused(f"fence {fence} is lower than {line.fence}", refusals.FENCE)
+            raise SinkRefused(f"fence {fence} is lower than {line.fence}", messages.FENCE)
         line.fence = fence
         return Client(line)
 

@@ -34,7 +34,7 @@ def part_bytes(storage: Storage, part: Part) -> bytes:
 
 class TaskContext(msgspec.Struct):
     """Where a task stages: `label` is unique to pipeline, emission and shard; `attempt` to this attempt; `token` to the run. `tries` grows when a resident
-    run tries an epoch again, so that a task that was given up can be told from the one that counts."""
+    run tries an epoch again."""
 
     checkpoint: Storage
     emission: str

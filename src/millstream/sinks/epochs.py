@@ -1,7 +1,5 @@
-"""Sinks that are handed a whole epoch on the driver: a user's function, or a list in memory.
-
-The rows wait in the checkpoint, named by the manifest, until they have been handed over: a crash in between hands them over again,
-with the same epoch number.
+"""Sinks that are handed a whole epoch on the driver: a user's function, or a list in memory. The rows wait in the checkpoint, named by the manifest, until
+they have been handed over: a crash in between hands them over again, with the same epoch number.
 """
 
 from __future__ import annotations
@@ -38,11 +36,8 @@ def _as_key(key: Any) -> Any:
 
 
 class EachEpoch(_Staged):
-    """Calls `function(DataFrame, epoch)` on the driver after each commit with rows: at least once, in order of epochs.
-
-    The same epoch number may come again after a crash, with the same rows: use it to make the effect idempotent. The rows pass
-    through the driver; for bulk output use `files`.
-    """
+    """Calls `function(DataFrame, epoch)` on the driver after each commit with rows: at least once, in order of epochs. The same epoch number may come again
+    after a crash, with the same rows: use it to make the effect idempotent. The rows pass through the driver; for bulk output use `files`."""
 
     needs_spark = True
 
@@ -60,10 +55,8 @@ class EachEpoch(_Staged):
         try:
             self.function(context.spark.createDataFrame(table), epoch)
         except Exception as error:
-            raise SinkError(
-                f"stream {context.emission!r}: {self.describe()} raised {type(error).__name__}: {error}. Epoch {epoch} is committed; "
-                f"its rows are handed over again at the next start."
-            ) from error
+            what = f"raised {type(error).__name__}: {error}. Epoch {epoch} is committed; its rows are handed over again at the next start."
+            raise SinkError(f"stream {context.emission!r}: {self.describe()} {what}") from error
 
     def describe(self) -> str:
         return f"each_epoch({getattr(self.function, '__name__', 'function')})"

@@ -1,11 +1,8 @@
 """A directory of files, exactly once: a plain reader never sees a row that is uncommitted or doubled.
 
-Parts are staged under `_staging/` (which Spark and globs pass over) and moved to their final name, which follows from pipeline
-stream, epoch and shard, after the manifest. The move is atomic per file; while it goes on, a reader may see some of an epoch's
-files and not yet others.
-
-In a resident run small parts lie in the units of the tasks, where they are committed, and are published as one file of the epoch, or of several (`roll`), whose
-name follows from the epoch in which that was decided. Parts that do not fit into one file (of other types, or in another format) become more than one.
+Parts are staged under `_staging/` (which Spark and globs pass over) and moved after the manifest, each in one step, to a name that follows from pipeline,
+stream, epoch and shard. In a resident run small parts lie in the units of the tasks, where they are committed, and are published as one file of the epoch,
+or of several (`roll`), named after the epoch in which that was decided. Parts of other types, or in another format, become more than one.
 """
 
 from __future__ import annotations
@@ -42,10 +39,15 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
-def check_numbers(data: bytes, value: Any) -> None:
-    """Raises ValueError if a value has a float that JSON cannot say, of which the encoder has made a null."""
-    if b"null" in data and _has_no_number(value):
+_encoder = msgspec.json.Encoder(enc_hook=plain)
+
+
+def json_bytes(value: Any) -> bytes:
+    """A value, or a row, as JSON. Raises ValueError if it has a float that JSON cannot say, of which the encoder has made a null."""
+    data = _encoder.encode(value)
+    if b"null" in data and _has_no_number(value.value if isinstance(value, SinkRow) else value):
         raise ValueError("JSON has no NaN and no infinity, and null would say something else. Produce None or a text in its place")
+    return data
 
 
 def _has_no_number(value: Any) -> bool:
@@ -73,8 +75,8 @@ class FileSink(Sink):
 
     Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp long, value long"`),
     or the types are taken from each part's values. nan: JSON has no NaN and no infinity, so a row with one is an error; "null" writes null in its place.
-    roll: how long rows that are committed wait, to be published as one file for many epochs, such as "5s"; 0: each epoch has files of its own. By
-    default 0 for micro-batches, and "5s" for resident runs, which have tens of epochs a second.
+    roll: how long rows that are committed wait, to be published as one file for many epochs; 0: each epoch has files of its own. By default 0 for
+    micro-batches, and "5s" for resident runs, which have tens of epochs a second.
 
     >>> files("/data/counts").describe()
     'json files in /data/counts'
@@ -152,22 +154,14 @@ class FileSink(Sink):
         return Part(rows=rows, staged=staged, own={"final": f"{context.label}-{context.epoch:010d}.{suffix}"})
 
     def _json(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
-        encoder = msgspec.json.Encoder(enc_hook=plain)
         try:
-            data = encoder.encode_lines(rows)
-            if self.nan == "error" and b"null" in data:
-                for row in rows:
-                    check_numbers(b"null", row.value)
-            return data
+            data = _encoder.encode_lines(rows)
+            if self.nan == "null" or b"null" not in data or not any(_has_no_number(row.value) for row in rows):
+                return data
         except Exception:
-
-            def encode(row: SinkRow) -> None:
-                data = encoder.encode(row)
-                if self.nan == "error":
-                    check_numbers(data, row.value)
-
-            encode_rows(self, context, rows, encode)
-            raise
+            pass  # which row it is, is found one by one
+        encode = json_bytes if self.nan == "error" else _encoder.encode
+        return b"".join(line + b"\n" for line in encode_rows(self, context, rows, encode))
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         storage = open_storage(self.path, self.options)
@@ -204,17 +198,12 @@ class FileSink(Sink):
     def sweep(self, context: DriverContext, before_epoch: int, keep: Sequence[str]) -> None:
         storage = open_storage(self.path, self.options)
         mine = re.compile(rf"_staging/(\d+)-{re.escape(context.pipeline)}-{re.escape(context.emission)}-\d+-[^-]+\.\w+$")
-        gone = []
-        for name in storage.list("_staging"):
-            match = mine.match(name)
-            if match and name not in keep and int(match.group(1)) < before_epoch:
-                gone.append(name)
-        storage.delete(gone)
+        found = [(name, mine.match(name)) for name in storage.list("_staging") if name not in keep]
+        storage.delete([name for name, match in found if match and int(match.group(1)) < before_epoch])
 
 
 def _cut(parts: Sequence[Part], epoch: int) -> dict[int, list[Part]]:
-    """Parts that waited, by the epoch after which their file is named. No file has the name of an epoch before a cut: all that waits came after the last
-    publication."""
+    """Parts that waited, by the epoch after which their file is named."""
     cuts = sorted({made_in(part.staged) for part in parts if part.staged is not None and not part.in_checkpoint})
     found: dict[int, list[Part]] = {}
     for part in parts:
@@ -225,16 +214,14 @@ def _cut(parts: Sequence[Part], epoch: int) -> dict[int, list[Part]]:
 
 
 def _joined(pieces: Sequence[bytes]) -> list[tuple[str, bytes]]:
-    """The files that parts become, with the suffix of each: all JSON lines are one. Parts that were written before the sink's format was changed have the
-    other one."""
+    """The files that parts become, with the suffix of each: all JSON lines are one. Before the sink's format was changed, parts had the other one."""
     lines = [piece for piece in pieces if not piece.startswith(_PARQUET)]
     found = [(_SUFFIX["json"], b"".join(lines))] if lines else []
     return found + [(_SUFFIX["parquet"], data) for data in _parquets([piece for piece in pieces if piece.startswith(_PARQUET)])]
 
 
 def _parquets(pieces: Sequence[bytes]) -> list[bytes]:
-    """Parquet files of parts: one for each type that their columns have. Where no schema was given, each part has the types of its own values, and what
-    was committed must not be refused or changed any more."""
+    """Parquet files of parts: one for each type that their columns have. (Without a schema each part has the types of its own values.)"""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -262,15 +249,11 @@ def _parquet_bytes(table: Any) -> bytes:
     return sink.getvalue()
 
 
-class _Fraction(ValueError):
-    """A number that would lose its fraction, which Arrow lets pass."""
-
-
 def _array(values: Sequence[Any], kind: Any) -> Any:
     import pyarrow as pa
 
     if kind is not None and pa.types.is_integer(kind) and any(isinstance(v, float) and not v.is_integer() for v in values):
-        raise _Fraction("a fraction does not fit an integer column")
+        raise OverflowError("a fraction does not fit an integer column")  # which Arrow would cut off
     return pa.array(values, type=kind)
 
 
@@ -288,7 +271,7 @@ def to_table(rows: Sequence[SinkRow], schema: Any, where: str) -> Any:
         if unknown:
             raise SinkError(f"{where}: the schema names the columns {unknown}, but a row has {', '.join(columns)}")
         return pa.table({field.name: _array(columns[field.name], field.type) for field in schema}, schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError, _Fraction) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeError) as error:
         for row in rows:
             for name in columns:
                 field = schema.field(name) if schema is not None and name in schema.names else None
@@ -296,9 +279,8 @@ def to_table(rows: Sequence[SinkRow], schema: Any, where: str) -> Any:
                     _array([getattr(row, name)], field.type if field is not None else None)
                 except Exception as culprit:
                     raise SinkError(f"{where}: key {row.key!r}: column {name!r}: {getattr(row, name)!r} does not fit: {culprit}") from error
-        raise SinkError(
-            f"{where}: the values of this epoch do not have one type: {error}. Say schema='key ..., timestamp long, value ...'."
-        ) from error
+        what = f"the values of this epoch do not have one type: {error}. Say schema='key ..., timestamp long, value ...'."
+        raise SinkError(f"{where}: {what}") from error
 
 
 files = FileSink

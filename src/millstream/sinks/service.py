@@ -21,7 +21,7 @@ from millstream.core.time import duration
 from millstream.errors import DamageError, DefinitionError, Fenced, FencedRun, ServiceError, SinkError
 from millstream.service.messages import Decision
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
-from millstream.sinks.files import check_numbers, encode_rows, plain
+from millstream.sinks.files import encode_rows, json_bytes
 from millstream.state.fencing import run_number
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class ServiceSinkStats(msgspec.Struct):
 class ServiceSink(Sink):
     """A sink into a table of the state service (`millstream serve`): the last value of each key, exactly once.
 
-    encode: what a row becomes, a key and a value as bytes (None removes the key); by default the key's text and the value as JSON. timeout: how long to try
-    while nodes are away, before the epoch fails. The nodes must be reachable from every worker and from the driver. docs/service.md tells more.
+    encode: what a row becomes, a key and a value as bytes (None removes the key); by default `entry_of`. timeout: how long to try while nodes are away,
+    before the epoch fails. The nodes must be reachable from every worker and from the driver. docs/service.md tells more.
 
     >>> service("127.0.0.1:7400", "counts").describe()
     "table 'counts' at 127.0.0.1:7400"
@@ -72,7 +72,7 @@ class ServiceSink(Sink):
         self.table, self.cookie, self.tls, self.encode, self.timeout = table, cookie, tls, encode, timeout
         self._swept = -_SWEEP_EVERY
         self._stats = ServiceSinkStats()
-        #: One, once it is needed; tasks that follow each other use it. It is pickled as its settings.
+        #: One, once it is needed, for all tasks of a process. It is pickled as its settings.
         self._connected: dict[str, Client] = {}
 
     def stats(self) -> ServiceSinkStats:
@@ -169,20 +169,13 @@ def _by_partition(parts: Sequence[Part]) -> dict[int, dict[str, int]]:
     return found
 
 
-_encoder = msgspec.json.Encoder(enc_hook=plain)
-
-
 def entry_of(row: SinkRow) -> tuple[bytes, bytes | None]:
     """What a row becomes unless told otherwise: the key's text, and the value as JSON; a value of None removes the key.
 
     >>> entry_of(SinkRow("tea", 0, {"count": 3})), entry_of(SinkRow("tea", 0, None))
     ((b'tea', b'{"count":3}'), (b'tea', None))
     """
-    if row.value is None:
-        return key_bytes(row.key), None
-    data = _encoder.encode(row.value)
-    check_numbers(data, row.value)
-    return key_bytes(row.key), data
+    return key_bytes(row.key), None if row.value is None else json_bytes(row.value)
 
 
 service = ServiceSink

@@ -1,10 +1,9 @@
 """A sink over TCP that commits with the epoch, in two phases: any program that speaks the connector protocol, such as `millstream sink`.
 
-Each shard of a stream is a worker of its own at the sink, named after pipeline, stream and shard.
-
 Rules
-1. A task connects under its worker's name, rolls back what an earlier attempt has left open there, streams its rows, and ends phase one: the sink has
-   voted yes, and holds the rows durably and invisibly. A no, or a sink that is away for longer than `patience`, fails the epoch; nothing is lost.
+1. Each shard of a stream is a worker at the sink. A task connects under its worker's name, rolls back what an earlier attempt has left open there,
+   streams its rows, and ends phase one: the sink has voted yes, and holds the rows durably and invisibly. A no, or a sink that is away for longer than
+   `patience`, fails the epoch; nothing is lost.
 2. Before the manifest the driver takes over the names and looks: every transaction that is about to be committed is open at the sink, and nobody who
    comes later can take it back, because the driver's fence is higher than the tasks'.
 3. After the manifest the driver sends phase two, and waits until it is carried out. After a crash the next run does so: what the manifest names is
@@ -26,7 +25,7 @@ import msgspec
 from millstream.core.time import Duration, duration
 from millstream.errors import SinkError, SinkRefused
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
-from millstream.sinks.files import check_numbers, encode_rows, plain
+from millstream.sinks.files import encode_rows, json_bytes
 from millstream.state.fencing import run_number
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class TwoPhaseSink(Sink):
 
     def _connect(self, worker: str, token: str, epoch: int, driver: bool, tries: int = 0) -> WorkerClient:
         from millstream.connector import WorkerClient
-        from millstream.connector.wire import refusals
+        from millstream.connector.wire import messages
 
         try:
             return WorkerClient.connect(
@@ -111,7 +110,7 @@ class TwoPhaseSink(Sink):
                 patience=self.patience,
             )
         except SinkRefused as error:
-            if error.reason != refusals.FENCE:
+            if error.reason != messages.FENCE:
                 raise
             raise SinkRefused(
                 f"{error}. Worker {worker!r} belongs to a newer run, or to another checkpoint of a pipeline with this name: a sink takes "
@@ -121,7 +120,7 @@ class TwoPhaseSink(Sink):
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         worker = f"{context.pipeline}-w-{context.emission}-id-{context.shard}"
-        data = b"".join(encode_rows(self, context, rows, self.encode or _json))
+        data = b"".join(encode_rows(self, context, rows, self.encode or (lambda row: json_bytes(row) + b"\n")))
         with self._connect(worker, context.token, context.epoch, driver=False, tries=context.tries) as client:
             while client.uncommitted:
                 client.resolve(client.uncommitted[0], commit=False)
@@ -132,10 +131,8 @@ class TwoPhaseSink(Sink):
                     f"stream {context.emission!r} into {self.describe()}: the sink voted no on {len(rows)} rows of epoch {context.epoch} (worker {worker!r}). "
                     f"Nothing was committed; see what the sink says, and run again."
                 )
-        return Part(
-            rows=len(rows),
-            own={"worker": worker, "transaction": transaction, "digest": blake2b(data, digest_size=16).hexdigest()},
-        )
+        digest = blake2b(data, digest_size=16).hexdigest()
+        return Part(rows=len(rows), own={"worker": worker, "transaction": transaction, "digest": digest})
 
     def prepare(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         self._release()
@@ -173,12 +170,10 @@ class TwoPhaseSink(Sink):
 
     def _stand_in(self, client: WorkerClient, part: Part, ours: Sequence[Part], epoch: int) -> None:
         """An outgoing run has committed the epoch after this one's tasks rolled its transaction back: the same rows wait in ours."""
-        for mine in ours:
-            if (mine.own["worker"], mine.own["digest"]) == (part.own["worker"], part.own["digest"]) and mine.own[
-                "transaction"
-            ] in client.uncommitted:
-                client.resolve(mine.own["transaction"], commit=True)
-                return
+        for mine in (one.own for one in ours):
+            is_same = (mine["worker"], mine["digest"]) == (part.own["worker"], part.own["digest"])
+            if is_same and mine["transaction"] in client.uncommitted:
+                return client.resolve(mine["transaction"], commit=True)
         raise SinkError(
             f"{self.describe()}: epoch {epoch} was committed by a run that was being replaced, whose {part.rows} rows of worker {part.own['worker']!r} are no "
             f"longer at the sink, and this run's are not the same. They have to be written there by hand."
@@ -188,15 +183,6 @@ class TwoPhaseSink(Sink):
         for client in self._open.values():
             client.close()
         self._open = {}
-
-
-_encoder = msgspec.json.Encoder(enc_hook=plain)
-
-
-def _json(row: SinkRow) -> bytes:
-    data = _encoder.encode(row)
-    check_numbers(data, row.value)
-    return data + b"\n"
 
 
 connector = TwoPhaseSink

@@ -1,16 +1,13 @@
 """Where do records come from? Descriptions of sources, which are read when a run starts.
 
-    base      the contract: who calls what, and how often
-    files     files of a directory
-    rate      numbered rows, for trying things
-    data_source
-              Python data sources of PySpark's
-    pushed, pushed_reading
-              messages that other programs push over TCP: the source, and its reader
-    splits    the contract of sources whose epochs Millstream plans itself
-    schema    columns that can be told without Spark, and those that a pipeline names
-    filereading/
-              how the file source is read without Spark
+    base                      the contract: who calls what, and how often
+    files                     files of a directory
+    rate                      numbered rows, for trying things
+    data_source               Python data sources of PySpark's
+    pushed, pushed_reading    messages that other programs push over TCP: the source, and its reader
+    splits                    the contract of sources whose epochs Millstream plans itself
+    schema                    columns that can be told without Spark, and those that a pipeline names
+    filereading/              how the file source is read without Spark
 
 Nothing here knows an epoch. Any streaming DataFrame, or a function that makes one of the session, may stand in the place of a source.
 """

@@ -1,8 +1,4 @@
-"""What the engine asks of a source. Each method says who calls it, where and how often.
-
-A source is described when the pipeline is written, and becomes a streaming DataFrame when a run starts. All of it happens on the driver: a source never
-travels to the tasks.
-"""
+"""What the engine asks of a source. Each method says who calls it, and how often, always on the driver: a source never travels to the tasks."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PythonSource(Source):
-    """A Python data source of PySpark's: a subclass of `pyspark.sql.datasource.DataSource` with a `streamReader` or a `simpleStreamReader`.
+    """A subclass of `pyspark.sql.datasource.DataSource` with a `streamReader` or a `simpleStreamReader`.
 
     Millstream plans its epochs: it asks the reader for offsets on the driver, has partitions read by tasks, and calls `commit` when an epoch is committed and
     published. Between two offsets there must always be the same rows. options: what the data source finds in `self.options`. schema: as for Spark, in the

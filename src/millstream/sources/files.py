@@ -66,18 +66,12 @@ class FileSource(Source):
 
     def _configured(self, reader: Any, format: str, unreadable: str | None) -> Any:
         schema = self.schema
-        if unreadable is not None and format in ("json", "csv") and "mode" not in self.options:
-            schema = (
-                f"{schema}, {unreadable} string" if isinstance(schema, str) else type(schema)([*schema.fields]).add(unreadable, "string")
-            )
-        reader = reader.format(format).schema(schema)
-        if schema is not self.schema:
-            reader = reader.option("mode", "PERMISSIVE").option("columnNameOfCorruptRecord", unreadable)
-        elif format in ("json", "csv"):
-            reader = reader.option("mode", "FAILFAST")  # a value that does not fit is an error, never a silent null
-        for name, value in self.options.items():
-            reader = reader.option(name, value)
-        return reader
+        options = {"mode": "FAILFAST"} if format in ("json", "csv") else {}  # a value that does not fit is an error, never a silent null
+        if unreadable is not None and options and "mode" not in self.options:
+            extra = f"{unreadable} string"
+            schema = f"{schema}, {extra}" if isinstance(schema, str) else type(schema)([*schema.fields]).add(unreadable, "string")
+            options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": unreadable}
+        return reader.format(format).schema(schema).options(**options).options(**self.options)
 
     def unplanned(self) -> str | None:
         """None where Millstream reads the files itself; else what about the path, the options or the schema only Spark understands.
@@ -161,22 +155,19 @@ class FileSource(Source):
             except (OSError, UnicodeDecodeError):
                 return
             if first == [name.lower() for name in known or ()]:
-                raise DefinitionError(
-                    f"sources.files({self.path!r}): {file} begins with a line of column names. Say options={{'header': 'true'}}."
-                )
+                what = f"{file} begins with a line of column names. Say options={{'header': 'true'}}."
+                raise DefinitionError(f"sources.files({self.path!r}): {what}")
 
     def _check_directory(self) -> None:
         if "://" not in self.path and not os.path.isdir(self.path):
-            raise DefinitionError(
-                f"sources.files({self.path!r}): there is no directory {os.path.abspath(self.path)}. Make it, or correct the path."
-            )
+            there = os.path.abspath(self.path)
+            raise DefinitionError(f"sources.files({self.path!r}): there is no directory {there}. Make it, or correct the path.")
 
     def _guess(self) -> str:
         self._check_directory()
         for file in self._files():
-            found = _FORMATS.get(file.suffix)
-            if found:
-                return found
+            if file.suffix in _FORMATS:
+                return _FORMATS[file.suffix]
         raise DefinitionError(f"sources.files({self.path!r}): no file there tells the format. Say format='parquet', 'json' or 'csv'.")
 
 

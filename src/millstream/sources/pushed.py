@@ -1,11 +1,9 @@
 """Messages that other programs push over TCP, as a source: a server in the driver's process, a durable log, and Spark's way to read it.
 
 Rules
-1. `load` starts the server, at the start of a run; `close` ends it, at the end. Loading twice keeps the one that runs.
-2. A message is acknowledged to whoever pushed it when the epoch that read it is committed: the engine calls `acknowledge` with the offset that Spark
-   wrote for that epoch. Never before.
+1. A run starts the server when it loads the source, or makes its reader; `close` ends it.
+2. A message is acknowledged to whoever pushed it when the epoch that read it is committed, never before: the engine calls `acknowledge` with its offset.
 3. The folder and the address are the source's identity: a driver that is started again with both goes on where the last one was.
-4. What pushers declare about event time counts when everything before it is committed, so it may be used at once, however small the epochs are.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ class IntakeOffset(Offset, frozen=True):
 
 
 class PushedStats(msgspec.Struct, frozen=True):
-    """How a source that programs push into is doing. The server's counters, None before it is started and after it has ended; how far event time
-    is complete, as far as pushers have declared it, and what holds it there."""
+    """How a source that programs push into is doing: the server's counters, None while none runs; how far event time is complete, by what pushers have
+    declared, and what holds it there."""
 
     server: SourceStats | None = None
     watermark: int | None = None
@@ -105,7 +103,7 @@ class PushedSource(Source):
         if not offsets:
             raise DefinitionError(
                 f"{self.describe()} must be told what is committed, and Spark's offset log is out of reach. Keep Spark's checkpoint in a local folder, "
-                f"with run(..., spark_checkpoint=...)"
+                "with run(..., spark_checkpoint=...)"
             )
 
     def load(self, spark: Any, unreadable: str | None = None) -> Any:

@@ -2,9 +2,8 @@
 
 Rules
 1. An offset is `{"position": n}`, as Spark's source writes it too: a position in the intake's log. What is between two of them never changes.
-2. `committed` tells the pushers: everything before is published. It writes that down, which takes a disk a moment, so a thread does it beside the epochs: only
-   the last position counts. What it could not write is raised where the next epoch is planned.
-3. Rows are made of the files' columns in place, in any process, whoever has planned what is read; small batches are put together.
+2. `committed` tells the pushers that everything before is published, and writes that down. A thread does so beside the epochs: only the last position
+   counts. What it could not write is raised where the next epoch is planned.
 """
 
 from __future__ import annotations
@@ -23,16 +22,8 @@ from millstream.connector.intake.format import MESSAGE, Head, columns, decode_ma
 from millstream.sources.pushed import IntakeOffset, PushedSource
 from millstream.sources.splits import PlannedReader, SplitPlan
 
-SCHEMA = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("id", pa.int64()),
-        ("event_time", pa.int64()),
-        ("key", pa.string()),
-        ("payload", pa.binary()),
-        ("record_id", pa.string()),
-    ]
-)
+_TEXT, _NUMBER = pa.string(), pa.int64()
+SCHEMA = pa.schema({"stream": _TEXT, "id": _NUMBER, "event_time": _NUMBER, "key": _TEXT, "payload": pa.binary(), "record_id": _TEXT})
 _ROWS = 20_000
 _BYTES = 8 << 20
 _SPLIT = 256 << 10  # bytes that are worth a task of their own
@@ -109,27 +100,25 @@ def rows_between(folder: Path, start: int, end: int) -> Iterator[pa.RecordBatch]
             held.append((head, batch))
             rows, size = rows + head.messages, size + head.size
         if rows >= _ROWS or size >= _BYTES:
-            yield _joined(held)
+            yield to_arrow(held)
             held, rows, size = [], 0, 0
     if held:
-        yield _joined(held)
+        yield to_arrow(held)
 
 
-def _joined(held: list[tuple[Head, bytes]]) -> pa.RecordBatch:
-    """Several batches as one: their columns are put together before Arrow sees them."""
-    if len(held) == 1:
-        return to_arrow(*held[0])
+def to_arrow(held: list[tuple[Head, bytes]]) -> pa.RecordBatch:
+    """The messages of some batches; declared watermarks and ends of streams are not rows. Columns are put together before Arrow sees them."""
     n = sum(head.entries for head, _ in held)
     ids, times, kinds, keys, payloads = [], [], [], [], []
     key_sizes, payload_sizes, numbers = [], [], []
     names: dict[str, int] = {}
     for head, batch in held:
-        at, count = columns(head), head.entries
-        ids.append(batch[at.ids : at.times])
-        times.append(batch[at.times : at.key_ends])
-        kinds.append(batch[at.kinds : at.keys])
-        keys.append(batch[at.keys : at.payloads])
-        payloads.append(batch[at.payloads : at.payloads + head.payloads])
+        at, count, view = columns(head), head.entries, memoryview(batch)
+        ids.append(view[at.ids : at.times])
+        times.append(view[at.times : at.key_ends])
+        kinds.append(view[at.kinds : at.keys])
+        keys.append(view[at.keys : at.payloads])
+        payloads.append(view[at.payloads : at.payloads + head.payloads])
         key_sizes.append(np.diff(np.frombuffer(batch, np.int32, count + 1, at.key_ends)))
         payload_sizes.append(np.diff(np.frombuffer(batch, np.int32, count + 1, at.payload_ends)))
         own = [names.setdefault(mark.name, len(names)) for mark in decode_marks(batch, head)]
@@ -137,38 +126,22 @@ def _joined(held: list[tuple[Head, bytes]]) -> pa.RecordBatch:
         numbers.append(np.full(count, own[0], np.int32) if len(own) == 1 else np.array(own, np.int32)[streams])
     key_lengths = np.concatenate(key_sizes)
     stream = pa.DictionaryArray.from_arrays(pa.array(np.concatenate(numbers)), pa.array(list(names), pa.string())).dictionary_decode()
-    id = pa.Array.from_buffers(pa.int64(), n, [None, pa.py_buffer(b"".join(ids))])
-    time = pa.Array.from_buffers(pa.int64(), n, [None, pa.py_buffer(b"".join(times))])
+    id = pa.Array.from_buffers(pa.int64(), n, [None, pa.py_buffer(_joined(ids))])
+    time = pa.Array.from_buffers(pa.int64(), n, [None, pa.py_buffer(_joined(times))])
     key = _texts(pa.string(), n, key_lengths, keys, key_lengths != 0)
     payload = _texts(pa.binary(), n, np.concatenate(payload_sizes), payloads)
-    return _rows(stream, id, time, key, payload, np.frombuffer(b"".join(kinds), np.uint8) == MESSAGE)
+    record_id = pc.binary_join_element_wise(stream, pc.cast(id, pa.string()), "/")
+    found = pa.RecordBatch.from_arrays([stream, id, time, key, payload, record_id], schema=SCHEMA)
+    messages = np.frombuffer(_joined(kinds), np.uint8) == MESSAGE
+    return found if messages.all() else found.filter(pa.array(messages))
 
 
-def _texts(kind: pa.DataType, n: int, lengths: Any, pieces: list[bytes], valid: Any = None) -> pa.Array:
+def _joined(pieces: list[memoryview]) -> memoryview | bytes:
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _texts(kind: pa.DataType, n: int, lengths: Any, pieces: list[memoryview], valid: Any = None) -> pa.Array:
     ends = np.zeros(n + 1, np.int32)
     np.cumsum(lengths, out=ends[1:])
     mask = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
-    return pa.Array.from_buffers(kind, n, [mask, pa.py_buffer(ends.tobytes()), pa.py_buffer(b"".join(pieces))])
-
-
-def to_arrow(head: Head, batch: bytes) -> pa.RecordBatch:
-    """The messages of a batch; declared watermarks and ends of streams are not rows."""
-    at, n, buffer = columns(head), head.entries, pa.py_buffer(batch)
-    ids = pa.Array.from_buffers(pa.int64(), n, [None, buffer.slice(at.ids, 8 * n)])
-    times = pa.Array.from_buffers(pa.int64(), n, [None, buffer.slice(at.times, 8 * n)])
-    keys = pa.Array.from_buffers(pa.string(), n, [None, buffer.slice(at.key_ends, 4 * (n + 1)), buffer.slice(at.keys, head.keys)])
-    payloads = pa.Array.from_buffers(
-        pa.binary(), n, [None, buffer.slice(at.payload_ends, 4 * (n + 1)), buffer.slice(at.payloads, head.payloads)]
-    )
-    numbers = pa.Array.from_buffers(pa.int32(), n, [None, buffer.slice(at.streams, 4 * n)])
-    names = pa.array([mark.name for mark in decode_marks(batch, head)], pa.string())
-    streams = pa.DictionaryArray.from_arrays(numbers, names).dictionary_decode()
-    keys = pc.if_else(pc.equal(pc.binary_length(keys), 0), pa.scalar(None, pa.string()), keys)
-    messages = None if head.messages == n else np.frombuffer(batch, np.uint8, n, at.kinds) == MESSAGE
-    return _rows(streams, ids, times, keys, payloads, messages)
-
-
-def _rows(streams: pa.Array, ids: pa.Array, times: pa.Array, keys: pa.Array, payloads: pa.Array, messages: Any) -> pa.RecordBatch:
-    record_ids = pc.binary_join_element_wise(streams, pc.cast(ids, pa.string()), "/")
-    found = pa.RecordBatch.from_arrays([streams, ids, times, keys, payloads, record_ids], schema=SCHEMA)
-    return found if messages is None or messages.all() else found.filter(pa.array(messages))
+    return pa.Array.from_buffers(kind, n, [mask, pa.py_buffer(ends.tobytes()), pa.py_buffer(_joined(pieces))])

@@ -1,9 +1,5 @@
-"""Numbered rows at a steady pace, for trying things.
-
-Rules
-1. Row n belongs to the moment `start + n * 1000 / rows_per_second`, in whole milliseconds, rounded as Spark's rate source rounds. So a row is the same
-   whenever it is read, and whoever reads it.
-2. An offset is {"start": ms, "rows": n}: when the first row was due, and how many there were. Rows are there as soon as they are due, not only once a second.
+"""Numbered rows at a steady pace, for trying things. Row n is due at `start + n * 1000 / rows_per_second`, in whole milliseconds, rounded as Spark's rate
+source rounds, and is there from then on. An offset is {"start": ms, "rows": n}: when the first row was due, and how many there were.
 """
 
 from __future__ import annotations
@@ -55,11 +51,9 @@ class Rate(Source):
 
 
 class RateSplit(msgspec.Struct, frozen=True):
-    """Rows from `first` up to `end`, which is not among them. start: when row 0 was due."""
-
-    start: int
+    start: int  # when row 0 was due
     first: int
-    end: int
+    end: int  # not among them
 
 
 class RateOffset(Offset, frozen=True):
@@ -70,8 +64,6 @@ class RateOffset(Offset, frozen=True):
 
 
 class RateReader(PlannedReader):
-    """Plans and reads numbered rows. clock: milliseconds since 1970."""
-
     def __init__(self, rows_per_second: int, clock: Callable[[], int] | None = None) -> None:
         import pyarrow as pa
 

@@ -3,8 +3,7 @@
 Rules
 1. A text that this parser does not understand is Spark's business: there are then no known columns, nothing is checked, nothing converted. But a type
    that Spark has not either is refused.
-2. A converted row has the columns of the schema and no others, as a file has them that Spark reads: a column that is missing is None, one that
-   the schema does not name is dropped.
+2. A converted row has the columns of the schema and no others: one that is missing is None, one that the schema does not name is dropped.
 3. The Python types are those that a hook sees on Spark: int, float, str, bool, bytes, Decimal with the column's scale, date, datetime in UTC,
    list, dict for a struct, a list of pairs for a map.
 4. A timestamp may be given as a datetime (one without a time zone is in UTC), as text in ISO 8601, or as milliseconds.
@@ -16,10 +15,11 @@ from __future__ import annotations
 
 import datetime
 import re
+import struct
 from collections.abc import Collection, Sequence
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -30,6 +30,7 @@ from millstream.views.cdc import Feed
 _TOKEN = re.compile(
     r"\s*(?:`(?P<name>(?:[^`]|``)+)`|(?P<literal>'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\")|(?P<word>[A-Za-z_0-9.-]+)|(?P<sign>[<>(),:]))"
 )
+_STRUCT = re.compile(r"\s*struct\s*<", re.IGNORECASE)
 _SYNONYMS = dict(
     re.findall(
         r"(\w+)=(\w+)",
@@ -42,7 +43,7 @@ _SIMPLE = {*_BITS, "float", "double", "string", "boolean", "binary", "date", "ti
 #: Spark knows what they are.
 _OTHER = set(re.findall(r"\w+", "interval void null variant character object udt time geometry geography timestamp_nanos"))
 _UTC = datetime.timezone.utc
-T = TypeVar("T")
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -55,11 +56,11 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class _Unknown(Exception):
-    """A text that this parser does not understand."""
+    """What this parser does not understand; _NoSuchType: nor does Spark."""
 
 
 class _NoSuchType(_Unknown):
-    """A type that Spark has not either."""
+    pass
 
 
 def columns(schema: Any) -> dict[str, Kind] | None:
@@ -70,11 +71,10 @@ def columns(schema: Any) -> dict[str, Kind] | None:
     """
     try:
         if isinstance(schema, str):
-            found = _Parser(schema).table()
-        elif hasattr(schema, "fields"):
-            found = [(field.name, _Parser(field.dataType.simpleString()).whole()) for field in schema.fields]
-        else:
-            return None
+            table = _Parser(schema if _STRUCT.match(schema) else f"struct<{schema}>").whole()
+            return dict(zip(table.names, table.of, strict=True)) or None
+        if hasattr(schema, "fields"):
+            return {field.name: _Parser(field.dataType.simpleString()).whole() for field in schema.fields}
     except _NoSuchType as error:
         if not isinstance(schema, str):
             return None
@@ -83,22 +83,22 @@ def columns(schema: Any) -> dict[str, Kind] | None:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise DefinitionError(f"schema={schema!r}: Spark has no type {word!r}.{hint}") from None
     except _Unknown:
-        return None
-    return dict(found)
+        pass
+    return None
 
 
 class _Parser:
     def __init__(self, text: str) -> None:
-        self.tokens: list[tuple[str, str]] = []
-        at = 0
-        while text[at:].strip():
-            match = _TOKEN.match(text, at)
-            if match is None:
-                raise _Unknown
-            assert match.lastgroup is not None
-            self.tokens.append((match.lastgroup, match[match.lastgroup].replace("``", "`")))
-            at = match.end()
+        if _TOKEN.sub("", text).strip():
+            raise _Unknown
+        self.tokens = [(str(match.lastgroup), match[str(match.lastgroup)].replace("``", "`")) for match in _TOKEN.finditer(text)]
         self.at = 0
+
+    def whole(self) -> Kind:
+        found = self._kind()
+        if self.at < len(self.tokens):
+            raise _Unknown
+        return found
 
     def _peek(self) -> tuple[str, str]:
         return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "")
@@ -110,27 +110,26 @@ class _Parser:
         self.at += 1
         return token
 
-    def table(self) -> list[tuple[str, Kind]]:
-        first = self._peek()
-        if first[1].lower() == "struct" and len(self.tokens) > 1 and self.tokens[1][1] == "<":
-            whole = self.whole()
-            return list(zip(whole.names, whole.of, strict=True))
-        return self._ended(self._fields())
-
-    def whole(self) -> Kind:
-        return self._ended(self._kind())
-
-    def _ended(self, found: T) -> T:
-        if self._peek()[0] != "end":
+    def _kind(self) -> Kind:
+        what, word = self._next()
+        if what != "word":
             raise _Unknown
-        return found
-
-    def _fields(self) -> list[tuple[str, Kind]]:
-        found = [self._field()]
-        while self._peek()[1] == ",":
-            self._next()
-            found.append(self._field())
-        return found
+        name = _SYNONYMS.get(word.lower(), word.lower())
+        if name in ("array", "map", "struct"):
+            self._next("<")
+            of: list[tuple[str, Kind]] = []
+            while self._peek()[1] != ">" or (name != "struct" and not of):
+                if of:
+                    self._next(",")
+                of.append(self._field() if name == "struct" else ("", self._kind()))
+            self._next(">")
+            if len(of) != {"array": 1, "map": 2, "struct": len(of)}[name]:
+                raise _Unknown
+            return Kind(name, tuple(kind for _, kind in of), tuple(field for field, _ in of if field))
+        if name not in _SIMPLE:
+            raise _Unknown if name in _OTHER else _NoSuchType(word)
+        numbers = self._numbers()
+        return Kind(name, scale=numbers[1] if name == "decimal" and len(numbers) > 1 else 0)
 
     def _field(self) -> tuple[str, Kind]:
         what, name = self._next()
@@ -144,28 +143,6 @@ class _Parser:
             if (word, follows.lower()) != ("not", "null") and (word, what) != ("comment", "literal"):
                 raise _Unknown
         return name, kind
-
-    def _kind(self) -> Kind:
-        what, word = self._next()
-        if what != "word":
-            raise _Unknown
-        name = _SYNONYMS.get(word.lower(), word.lower())
-        if name in ("array", "map", "struct"):
-            self._next("<")
-            if name == "struct":
-                fields = [] if self._peek()[1] == ">" else self._fields()
-                self._next(">")
-                return Kind(name, tuple(kind for _, kind in fields), tuple(field for field, _ in fields))
-            of = [self._kind()]
-            if name == "map":
-                self._next(",")
-                of.append(self._kind())
-            self._next(">")
-            return Kind(name, tuple(of))
-        if name not in _SIMPLE:
-            raise _Unknown if name in _OTHER else _NoSuchType(word)
-        numbers = self._numbers()
-        return Kind(name, scale=numbers[1] if name == "decimal" and len(numbers) > 1 else 0)
 
     def _numbers(self) -> list[int]:
         found: list[int] = []
@@ -199,15 +176,17 @@ def _value(value: Any, kind: Kind, stream: str, column: str) -> Any:
         if name == "string" and isinstance(value, str):
             return value
         if name in ("float", "double") and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value) if name == "double" else _single(float(value))
+            return float(value) if name == "double" else float(struct.unpack("f", struct.pack("f", value))[0])
         if name == "boolean" and isinstance(value, bool):
             return value
         if name == "binary" and isinstance(value, (bytes, bytearray)):
             return bytes(value)
         if name == "decimal" and isinstance(value, (int, float, str, Decimal)) and not isinstance(value, bool):
             return Decimal(str(value)).quantize(Decimal(1).scaleb(-kind.scale))
-        if name == "date":
-            return _date(value)
+        if name == "date" and isinstance(value, str):
+            return datetime.date.fromisoformat(value)
+        if name == "date" and isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+            return value
         if name in ("timestamp", "timestamp_ntz"):
             at = moment(value)
             return at if name == "timestamp" else at.replace(tzinfo=None)
@@ -225,20 +204,6 @@ def _value(value: Any, kind: Kind, stream: str, column: str) -> Any:
     )
 
 
-def _single(value: float) -> float:
-    import struct
-
-    return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
-def _date(value: Any) -> datetime.date:
-    if isinstance(value, str):
-        return datetime.date.fromisoformat(value)
-    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-        return value
-    raise ValueError
-
-
 def moment(value: Any) -> datetime.datetime:
     """A point in time (rule 4) as a datetime in UTC.
 
@@ -248,7 +213,7 @@ def moment(value: Any) -> datetime.datetime:
     if isinstance(value, str):
         value = datetime.datetime.fromisoformat(value.replace("Z", "+00:00"))
     elif value.__class__ is int:
-        value = datetime.datetime(1970, 1, 1, tzinfo=_UTC) + datetime.timedelta(milliseconds=value)
+        value = _EPOCH + datetime.timedelta(milliseconds=value)
     if not isinstance(value, datetime.datetime):
         raise ValueError
     return value.astimezone(_UTC) if value.tzinfo is not None else value.replace(tzinfo=_UTC)
@@ -256,8 +221,7 @@ def moment(value: Any) -> datetime.datetime:
 
 def millis(value: datetime.datetime) -> int:
     """Milliseconds since 1970 of a datetime, rounded down, as Spark's unix_millis does."""
-    at = value.astimezone(_UTC) if value.tzinfo is not None else value.replace(tzinfo=_UTC)
-    return (at - datetime.datetime(1970, 1, 1, tzinfo=_UTC)) // datetime.timedelta(milliseconds=1)
+    return (moment(value) - _EPOCH) // datetime.timedelta(milliseconds=1)
 
 
 def check_injector(injector: Injector) -> None:

@@ -26,11 +26,9 @@ T = TypeVar("T", bound="Offset")
 
 
 class SplitPlan(msgspec.Struct, frozen=True):
-    """What one epoch reads of one source, up to the offset `end`.
-
-    splits: what is to be read, each by one task; none if nothing is new. size: about how many bytes that is. names: the files that are read with it
-    (name to time of modification), which a manifest keeps for ever; gone: names that need not be kept any longer.
-    """
+    """What one epoch reads of one source, up to the offset `end`. splits: what is to be read, each by one task; none if nothing is new. size: about how many
+    bytes that is. names: the files that are read with it (name to time of modification), which a manifest keeps for ever; gone: names that need not be
+    kept any longer."""
 
     end: str
     splits: Sequence[Any] = ()
@@ -55,8 +53,6 @@ class Offset(msgspec.Struct, frozen=True):
 
 
 class PlannedReader:
-    """Plans and reads a planned source. Base of all readers."""
-
     #: The columns of every batch that `read` gives, with Arrow's types for Spark's (as `to_arrow_schema(..., timezone="UTC")` says them).
     schema: pa.Schema
     #: How many bytes one epoch may have at most, where nobody has said how much; None: whatever there is. Resident tasks hold an epoch in memory.

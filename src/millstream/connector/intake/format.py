@@ -7,14 +7,13 @@
 
 Rules
 1. Numbers are little endian and columns are aligned, as Arrow has them in memory: a reader uses them in place.
-2. A position is a count of bytes of batches since the log began. A batch knows its own: a position that does not point at a batch, or
-   at another log's, is noticed at once.
+2. A position is a count of bytes of batches since the log began. A batch knows its own: a position that points at no batch of this log is noticed.
 3. A head has its own checksum, so that one can walk from head to head without reading what is between. The rest has another.
 4. A batch can be understood without any other: it names its streams. Its marks (how far each of them is behind it) are what recovery needs; a segment
-   begins with the marks of all streams. So nothing before a segment is needed for anything after its beginning.
-5. An entry is a message, a declared watermark, or the end of a stream; they lie in the log in the order in which they came. It is a plain tuple: a server makes
-   hundreds of thousands of them in a second, and a named one takes four times as long to make.
-6. A mark sums up the entries of a stream up to some place. Marks of later places are taken in one after the other; a watermark never goes back.
+   begins with the marks of all streams. So nothing before a segment is needed.
+5. An entry is a message, a declared watermark, or the end of a stream, in the order in which they came. It is a plain tuple: a server makes hundreds of
+   thousands of them in a second, and a named one takes four times as long to make.
+6. A mark sums up the entries of a stream up to some place; a watermark never goes back.
 """
 
 from __future__ import annotations
@@ -66,7 +65,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Mark]).decode
 
 
-class Head(msgspec.Struct, frozen=True):
+class Head(NamedTuple):
+    """A batch's, between its magic and its checksum."""
+
     size: int
     position: int
     entries: int
@@ -150,10 +151,9 @@ def decode_head(data: bytes | memoryview, position: int) -> Head | None:
     """The head of the batch at this position; None if these bytes are none."""
     if len(data) < HEAD_SIZE:
         return None
-    magic, size, at, entries, messages, marks, keys, payloads, checksum = _HEAD.unpack_from(data)
-    if magic != _HEAD_MAGIC or at != position or crc32(data[: HEAD_SIZE - 4]) != checksum:
-        return None
-    return Head(size=size, position=at, entries=entries, messages=messages, marks=marks, keys=keys, payloads=payloads)
+    magic, *fields, checksum = _HEAD.unpack_from(data)
+    head = Head(*fields)
+    return head if magic == _HEAD_MAGIC and head.position == position and crc32(data[: HEAD_SIZE - 4]) == checksum else None
 
 
 def is_whole(batch: bytes | memoryview, head: Head) -> bool:
@@ -190,7 +190,7 @@ def beginning_size(data: bytes, where: str) -> tuple[int, int]:
 
 
 def beginning_marks(data: bytes, where: str) -> list[Mark]:
-    beginning_size(data, where)
+    """Of a beginning whose size is known to be right."""
     _, _, length, _, checksum, _ = _BEGINNING.unpack_from(data)
     meta = data[BEGINNING_SIZE : BEGINNING_SIZE + length]
     if len(meta) != length or crc32(meta) != checksum:

@@ -7,7 +7,7 @@
 Rules
 1. Readers change nothing, and need nobody but the files: they run where Spark's tasks run.
 2. What is between two positions is the same whenever it is read, until it is collected: an epoch that is run again gets the same entries.
-3. A position that is no longer there, not there yet, or inside a batch is a `DamageError` that says which log and what to do.
+3. A position that is not there, or is inside a batch, is a `DamageError` that says which log and what to do.
 """
 
 from __future__ import annotations
@@ -146,8 +146,6 @@ def until(folder: Path, start: int, end: int, messages: int | None, size: int | 
         if at > start and (too_many or too_large):
             return at
         at = head.end
-        if (messages is not None and count >= messages) or (size is not None and at - start >= size):
-            return at
     return at
 
 

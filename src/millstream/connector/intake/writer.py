@@ -3,13 +3,13 @@
 Rules
 1. One process writes: the folder is locked.
 2. A batch counts as received when its bytes are forced to disk. Only then does `END` move beyond it, and only what is before `END` may be read.
-3. A write that fails is taken back before anything else is written: the file is cut at `END`, synced, and read from the disk, not from memory, up to
-   `END`; likewise when an intake is opened. After a sync that failed nobody believes what memory says. What is not whole then is damage. As long as
-   the disk refuses, the intake takes nothing.
-4. What a crash leaves behind `END` is either whole, and kept, or torn, and cut off. Anything wrong before `END`, or before the acknowledged position,
-   is damage: an error, and nothing is changed.
+3. A write that fails is taken back before anything else is written: the file is cut at `END`, synced, and read from the disk, not from memory (which
+   nobody believes after a sync that failed), up to `END`; likewise when an intake is opened. What is not whole then is damage. As long as the disk
+   refuses, the intake takes nothing.
+4. What a crash leaves behind `END` is either whole, and kept, or torn, and cut off. Anything wrong before it, or before the acknowledged position, is
+   damage: an error, and nothing is changed.
 5. A segment is created whole (written under another name, forced to disk, renamed) before anything is appended to it.
-6. `ACKNOWLEDGED` is durable before anybody is told. Segments wholly before the epoch that was acknowledged last are deleted. That epoch stays
+6. `ACKNOWLEDGED` is durable before anybody is told. Segments wholly before the epoch that was acknowledged last are deleted; that epoch stays
    readable: Spark may ask for it again, if it died before it noted the commit.
 """
 
@@ -23,19 +23,9 @@ from pathlib import Path
 
 import msgspec
 
+from millstream.connector.intake import format as layout
 from millstream.connector.intake import reader
-from millstream.connector.intake.format import (
-    BEGINNING_SIZE,
-    IntakeEntry,
-    Mark,
-    advance,
-    beginning_marks,
-    beginning_size,
-    decode_marks,
-    encode_batch,
-    encode_beginning,
-    whole_batches,
-)
+from millstream.connector.intake.format import IntakeEntry, Mark, advance
 from millstream.connector.intake.reader import ACKNOWLEDGED_FILE, END_FILE, Acknowledged, segment_name
 from millstream.errors import CheckpointError, DamageError, StorageError
 from millstream.state.durable import lock_folder, replace_file, write_all
@@ -47,7 +37,6 @@ _HALF = ".new"
 
 class BatchRef(msgspec.Struct, frozen=True):
     end: int
-    size: int
     entries: int
     marks: list[Mark]
 
@@ -80,13 +69,13 @@ class Intake:
                 raise CheckpointError(
                     f"the intake {self.folder} is in use by another process. Stop it, or give this source a folder of its own."
                 )
-            try:
-                self._recover()
-            except BaseException:
-                self.close()
-                raise
+            self._recover()
         except OSError as error:
+            self.close()
             raise StorageError(f"the intake {self.folder} cannot be opened: {error}") from error
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def _recover(self) -> None:
@@ -103,7 +92,7 @@ class Intake:
         else:
             self._scan(told)
         self._end_file = os.open(self.folder / END_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-        self._tell()
+        os.pwrite(self._end_file, reader.encode_end(self.end), 0)
 
     def _scan(self, told: int) -> None:
         position = self.acknowledged.position
@@ -125,20 +114,20 @@ class Intake:
             self._file = os.open(path, os.O_RDWR)
             _settle(self._file)
         data = path.read_bytes()
-        size, at = beginning_size(data[:BEGINNING_SIZE], str(path))
+        size, at = layout.beginning_size(data[: layout.BEGINNING_SIZE], str(path))
         if is_first:
-            advance(self.marks_received, beginning_marks(data[:size], str(path)))
+            advance(self.marks_received, layout.beginning_marks(data[:size], str(path)))
             self.marks_acknowledged = dict(self.marks_received)
         offset = size
-        for head, batch in whole_batches(memoryview(data)[size:], at):
-            marks = decode_marks(batch, head)
+        for head, batch in layout.whole_batches(memoryview(data)[size:], at):
+            marks = layout.decode_marks(batch, head)
             advance(self.marks_received, marks)
             if head.end <= self.acknowledged.position:
                 advance(self.marks_acknowledged, marks)
             elif at < self.acknowledged.position:
                 raise self._damage(f"the acknowledged position {self.acknowledged.position} is inside the batch at {at}")
             else:
-                self.unacknowledged.append(BatchRef(head.end, head.size, head.entries, marks))
+                self.unacknowledged.append(BatchRef(head.end, head.entries, marks))
             at, offset = head.end, offset + head.size
         if offset < len(data) and not (is_last and at >= told):  # else it is torn
             raise self._damage(f"the batch at {at} in {path.name} does not match its checksum")
@@ -165,10 +154,10 @@ class Intake:
                 os.close(before)
             at, parts = self.end, []
             for group in groups:
-                batch, marks = encode_batch(at, group)
+                batch, marks = layout.encode_batch(at, group)
                 at += len(batch)
                 parts.append(batch)
-                done.append(BatchRef(at, len(batch), len(group), marks))
+                done.append(BatchRef(at, len(group), marks))
             write_all(self._file, b"".join(parts), self._beginning + self._written())
             os.fdatasync(self._file)
         except OSError as error:
@@ -179,7 +168,7 @@ class Intake:
         self.end = at
         for ref in done:
             advance(self.marks_received, ref.marks)
-        self._tell()
+        os.pwrite(self._end_file, reader.encode_end(self.end), 0)
         return done
 
     def _written(self) -> int:
@@ -189,17 +178,14 @@ class Intake:
         os.ftruncate(self._file, self._beginning + self._written())
         _settle(self._file)
         path, at = self.folder / segment_name(self._segments[-1]), self._segments[-1]
-        for head, _ in whole_batches(memoryview(path.read_bytes())[self._beginning :], at):
+        for head, _ in layout.whole_batches(memoryview(path.read_bytes())[self._beginning :], at):
             at = head.end
         if at < self.end:
             raise self._damage(f"the batch at {at} in {path.name} does not match its checksum, after a write that failed")
         self._is_suspect = False
 
-    def _tell(self) -> None:
-        os.pwrite(self._end_file, reader.encode_end(self.end), 0)
-
     def _begin_segment(self, position: int) -> None:
-        beginning = encode_beginning(position, self.marks_received.values())
+        beginning = layout.encode_beginning(position, self.marks_received.values())
         path = self.folder / segment_name(position)
         try:
             replace_file(path, beginning, beside=path.name + _HALF)
@@ -235,9 +221,7 @@ class Intake:
         with self._lock:
             while len(self._segments) > 1 and self._segments[1] <= self.acknowledged.before:
                 try:
-                    os.unlink(self.folder / segment_name(self._segments[0]))
-                except FileNotFoundError:
-                    pass
+                    (self.folder / segment_name(self._segments[0])).unlink(missing_ok=True)
                 except OSError:
                     return
                 del self._segments[0]

@@ -1,8 +1,7 @@
 """One accepted connection of a server: a blocking socket, the thread that reads it, and others that may end it.
 
 Rules
-1. Only the connection's own thread reads, writes and closes the socket. Others may `cut` it: reading ends, and the thread says the last words and
-   closes.
+1. Only the connection's own thread reads, writes and closes the socket. Others may `cut` it: then the thread says the last words, and closes.
 2. What is read is worked off before more is read. When the work is slow the peer's TCP window closes, and nothing piles up.
 3. Whoever does not read what is sent to it is given up after `patience` seconds.
 4. The first last words that are said, by whoever, are heard. To close with unread input makes TCP throw them away, so what is still coming is read
@@ -29,16 +28,12 @@ _LINGER_BYTES = 8 << 20
 
 class Connection:
     def __init__(self, sock: socket.socket, patience: float, peer: str = "") -> None:
-        self._socket = sock
-        self._patience = patience
+        self._socket, self._patience, self.peer = sock, patience, peer
         self._buffer = memoryview(bytearray(SMALL))
         self._linger_for = _LINGER_STRANGER
         self._lock = threading.Lock()
-        self._closed = False
-        self.is_cut = False
+        self._closed = self.is_cut = False
         self.last_words: Frame | None = None
-        self.thread: threading.Thread | None = None
-        self.peer = peer
 
     def open(self, context: ssl.SSLContext | None, deadline: float) -> None:
         keep_alive(self._socket)
@@ -74,7 +69,7 @@ class Connection:
             self._socket.sendall(data)
 
     def part(self, last_words: Frame | None) -> None:
-        """From any thread: this is what the peer is told when the connection is closed, unless it is to be told something else already."""
+        """From any thread: what the peer is told when the connection is closed, unless it is to be told something else already."""
         with self._lock:
             if self.last_words is None:
                 self.last_words = last_words
@@ -108,7 +103,6 @@ class Connection:
         until, dropped = time.monotonic() + self._linger_for, 0
         while dropped < _LINGER_BYTES and (left := until - time.monotonic()) > 0:
             self._socket.settimeout(left)
-            size = self._socket.recv_into(self._buffer)
-            if not size:
+            if not (size := self._socket.recv_into(self._buffer)):
                 break
             dropped += size

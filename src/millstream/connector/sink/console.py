@@ -1,8 +1,7 @@
 """What `millstream sink` says while it runs: who comes, who goes, what is committed.
 
 Rules
-1. One line for each who comes, goes or is refused, up to `_LINES` at a time; the others are counted. Commits are gathered to at most one line a
-   second.
+1. One line for each who comes, goes or is refused, up to `_LINES` at a time; the others are counted. Commits are gathered to one line a second at most.
 2. Nobody waits for whoever reads the lines: sessions leave their words here, and the command's own thread prints them.
 3. Names and reasons come from peers, so they are written as Python writes them: nothing in them reaches the terminal as a command.
 """

@@ -2,15 +2,15 @@
 
 Rules
 1. A name has one holder and one line before it. Whoever comes is put at its end: a connection that has said HELLO, or a leaving that was said with
-   WORKERS_LEFT. Each has its turn when all before it have come to rest; they never change places.
+   WORKERS_LEFT. Each has its turn when all before it have come to rest.
 2. Whoever comes cuts off the connection that has the name, or is in line for it, and its unread input is dropped; to refuse the new one would let a
    half-open socket keep a worker out for ever. Only who comes with a lower fence is refused, and cuts nobody off.
 3. So a leaving is of the life that has the name when the word arrives, connected or not. Who says HELLO later is a new life: its turn comes when the
    old output is put aside, and its fence begins at 0.
 4. Nothing behind WORKERS_LEFT is looked at before the outputs are put aside, durably: an answer to anything behind it says that it is done. Who gets
-   none cannot know, and says it again; until then nobody should be let in under that name.
-5. Each of the other workers may say that one has left. The first word counts. A further one is a repetition, and waits with the first, if its speaker
-   has been here since before the first and has not spoken of that name since. Any other is new, and of the present life.
+   none cannot know, and says it again.
+5. Each of the other workers may say that one has left. A further word is a repetition, and waits with the first, if its speaker has been here since
+   before the first and has not spoken of that name since. Any other is new, and of the present life.
 6. Who was cut off before its word arrived has said nothing: of two that say it of each other one stays. Nobody waits in a circle: who is waited for
    is cut off, and whatever it waits for itself was said before.
 7. What cannot be put aside is not forgotten silently: all who said it are told, and the word counts as never said.
@@ -23,12 +23,12 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from millstream.connector.sink.connection import Connection
 from millstream.connector.sink.protocol.session import too_low
-from millstream.connector.wire.messages import Error
-from millstream.connector.wire.refusals import fenced
+from millstream.connector.wire.messages import Error, fenced
 from millstream.errors import RemoteProtocolError, SinkError
 
 #: So many leavings are remembered, to know their repetitions.
@@ -48,15 +48,15 @@ class _Turn:
                 self._ahead.cut(None, at_once=True)  # it may hang in sending
 
 
+@dataclass(eq=False)
 class _Line:
-    """Those who want one name."""
+    """Those who want one name. holder: the last connection to come. leaving: the last leaving, if it is not done."""
 
-    def __init__(self) -> None:
-        self.holder: Connection | None = None  # the last connection to come
-        self.fence = 0
-        self.last: _Turn | None = None
-        self.leaving: _Turn | None = None  # the last leaving, if it is not done
-        self.users = 0
+    holder: Connection | None = None
+    fence: int = 0
+    last: _Turn | None = None
+    leaving: _Turn | None = None
+    users: int = 0
 
     def join(self, holder: Connection | None, why: str) -> _Turn:
         turn = _Turn(None if self.last is None else self.last.rest, self.holder)

@@ -4,9 +4,9 @@ Rules
 1. A connection has a thread, which reads, decides and calls the output (`SessionRunner`). So whatever blocks, blocks one worker; and between the
    arrival of phase one and the vote there is no hand-over, only the disk.
 2. A name has one holder, and WORKERS_LEFT is about one life of a name (`name_registry`).
-3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out, and those who have greeted do
-   not notice it. Sessions are limited too: one too many is told so. Threads are limited by both.
-4. A peer's mistake costs its own connection. An output's failure costs that worker's connection. Neither ends the server.
+3. Connections that have not greeted are few: when one more comes, the oldest goes. So a crowd cannot keep a worker out. Sessions are limited too: one
+   too many is told so. Threads are limited by both.
+4. A peer's mistake, or an output's failure, costs that worker's connection and nothing else.
 """
 
 from __future__ import annotations
@@ -31,20 +31,18 @@ from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.protocol.session import ANSWERED, PREPARED, READY, Archive, Do, Ignored, SinkEffect, SinkSession
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import FRAME_LIMIT, Decoder
-from millstream.connector.wire.messages import DATA_STREAM, Ack, Close, Error, Frame, Message, Notify, Restart, Send, Vote
+from millstream.connector.wire.messages import DATA_STREAM, Ack, Close, Error, Message, Notify, Restart, Send, Vote
 from millstream.core.time import Duration, duration
 from millstream.errors import MillstreamError, RemoteProtocolError
 from millstream.network import Tls
 
 log = logging.getLogger("millstream.connector")
 
-#: A HELLO is short; who sends more than this before being known is cut off.
-_GREETING_LIMIT = 4 << 10
+_GREETING_LIMIT = 4 << 10  # bytes; who sends more before being known is cut off
 
 
 class SinkStats(msgspec.Struct):
-    """How a sink server is doing, since it was started; docs/connector.md says what each field is. A counter moves when the thing has happened: a commit is
-    counted when the output has carried it out, a vote when it is about to be sent. Each runner counts for itself; the server adds them up."""
+    """How a sink server is doing, since it was started; docs/connector.md says what each field is. Each runner counts for itself; the server adds up."""
 
     connections: int = 0
     sessions: int = 0
@@ -70,10 +68,7 @@ class SinkStats(msgspec.Struct):
 
 
 class SessionRunner:
-    """A session, the decoder of its bytes, and the output of its worker.
-
-    `leave` puts aside the outputs of workers that have left, and returns then. `console` is told what is committed.
-    """
+    """A session, the decoder of its bytes, and the output of its worker. leave: puts aside the outputs of workers that have left, and returns then."""
 
     def __init__(
         self,
@@ -83,16 +78,17 @@ class SessionRunner:
         connection: Connection,
         leave: Callable[[tuple[str, ...]], None],
         console: SinkConsole | None = None,
+        stats: SinkStats | None = None,
     ) -> None:
         self.session, self.decoder, self.output, self.connection = session, decoder, output, connection
-        self._leave, self._console = leave, console
+        self._leave, self._console = leave, console or SinkConsole()
         self._end = 0  # of what is committed
         self._out = bytearray()
         self.is_over = False
-        self.stats = SinkStats()
+        self.stats = stats or SinkStats()
 
     def begin(self, effects: list[SinkEffect]) -> bytearray:
-        """Carries out what HELLO came to, and goes on with what came behind HELLO. Returns what is to be sent."""
+        """Carries out what HELLO came to, and goes on with what came behind it. Returns what is to be sent."""
         self._carry_out(effects)
         return self.feed(b"")
 
@@ -106,27 +102,22 @@ class SessionRunner:
                 break
             if message is None:
                 break
-            self._count(message)
+            state = self.session.state
+            if isinstance(message, Message):
+                self.stats.messages += self.decoder.frames
+                self.stats.messages_between_phases += self.decoder.frames if state is PREPARED else 0
+            elif isinstance(message, Notify) and state in (READY, PREPARED):
+                self.stats.repeated_notifies += 1
             self._carry_out(self.session.receive(message))
         out, self._out = self._out, bytearray()
         return out
-
-    def _count(self, message: Frame) -> None:
-        state = self.session.state
-        if isinstance(message, Message):
-            self.stats.messages += self.decoder.frames
-            if state is PREPARED:
-                self.stats.messages_between_phases += self.decoder.frames
-        elif isinstance(message, Notify) and state in (READY, PREPARED):
-            self.stats.repeated_notifies += 1
 
     def _carry_out(self, effects: list[SinkEffect]) -> None:
         for effect in effects:
             try:
                 more = self._one(effect)
             except Exception as error:
-                what = effect.method if isinstance(effect, Do) else type(effect).__name__
-                is_ours = not isinstance(error, MillstreamError)
+                what, is_ours = effect.method if isinstance(effect, Do) else type(effect).__name__, not isinstance(error, MillstreamError)
                 log.error("the output of worker %r failed at %s: %s", self.session.worker, what, error, exc_info=is_ours)
                 self._carry_out(self.session.failed(f"the sink failed at {what}: {error}"))
                 return
@@ -152,10 +143,9 @@ class SessionRunner:
                 self.stats.repeated_commits += known
                 self.stats.unknown_phase_twos += not known
                 if not known:
-                    level = logging.WARNING if commit else logging.INFO  # to roll back twice is common, and harmless
-                    outcome = "commit" if commit else "rollback"
                     text = "worker %r says %s to transaction %r, which is not known here: ignored"
-                    log.log(level, text, self.session.worker, outcome, txn)
+                    level = logging.WARNING if commit else logging.INFO  # to roll back twice is common, and harmless
+                    log.log(level, text, self.session.worker, "commit" if commit else "rollback", txn)
             case Archive(workers):
                 self._leave(workers)
         return []
@@ -167,8 +157,7 @@ class SessionRunner:
             size, self._end = args[1] - self._end, args[1]
             self.stats.commits += 1
             self.stats.bytes_committed += size
-            if self._console is not None:
-                self._console.committed(str(self.session.worker), size)
+            self._console.committed(str(self.session.worker), size)
         elif method == "rollback":
             self.stats.rollbacks += 1
         elif method == "veto":
@@ -180,11 +169,10 @@ class SessionRunner:
 class SinkServer:
     """Listens, and puts what workers commit into outputs.
 
-    `outputs` makes an `Output` from a worker's name: `FileOutputs(folder)`, `MemoryOutputs()`, `PostgresOutputs(...)` or your own. `listen` is
-    HOST:PORT, port 0 for a free one. Use it as a context manager, or `start` and `stop`; `address` is where it listens.
-
-    `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be there at once, `unauthenticated` how many may be
-    about to greet, for `greeting`; `frame_limit` bounds one message; `patience` is for peers that do not read. `console` is told what happens.
+    `outputs` makes an `Output` from a worker's name: `FileOutputs(folder)`, `MemoryOutputs()`, `PostgresOutputs(...)` or your own. `listen` is HOST:PORT,
+    port 0 for a free one; `address` is where it listens. `cookie` and `tls` say who may come (both off by default). `sessions` is how many workers may be
+    there at once, `unauthenticated` how many may be about to greet, for `greeting`; `frame_limit` bounds one message; `patience` is for peers that do not
+    read. `console` is told what happens.
     """
 
     def __init__(
@@ -210,14 +198,13 @@ class SinkServer:
         self._sessions, self._unauthenticated_limit = sessions, unauthenticated
         self._frame_limit = frame_limit
         self._greeting, self._patience = duration(greeting) / 1000, duration(patience) / 1000
-        self._console = console
+        self._console = console or SinkConsole()
         self._names = NameRegistry()
         self._lock = threading.Lock()  # of everything below
         self._unauthenticated: dict[Connection, None] = {}  # oldest first
-        self._greeted: set[Connection] = set()
+        self._greeted: dict[Connection, SinkStats] = {}
         self._threads: set[threading.Thread] = set()
-        self._counted = SinkStats()  # by the server, and by runners that have ended
-        self._runners: set[SessionRunner] = set()
+        self._counted = SinkStats()  # by the server, and over connections that have ended
         self._room = threading.BoundedSemaphore(sessions + 2 * unauthenticated)
         self._listener: socket.socket | None = None
         self._stopping = threading.Event()
@@ -264,7 +251,7 @@ class SinkServer:
     def stats(self) -> SinkStats:
         found = SinkStats()
         with self._lock:
-            for counted in (self._counted, *(runner.stats for runner in self._runners)):
+            for counted in (self._counted, *self._greeted.values()):
                 found.add(counted)
             found.sessions = len(self._greeted)
         found.repeated_leavings = self._names.repeated
@@ -336,9 +323,8 @@ class SinkServer:
                 connection.enlarge()
                 decoder.limit = self._frame_limit
                 self._sit(connection, session, decoder, effects)
-            for effect in () if is_let_in else effects:
-                if isinstance(effect, Send):
-                    connection.part(effect.frame)
+            elif effects and isinstance(effects[0], Send):
+                connection.part(effects[0].frame)
         except TimeoutError:
             connection.part(Error("nothing was heard for too long"))
         except RemoteProtocolError as error:
@@ -346,25 +332,17 @@ class SinkServer:
         except (OSError, ssl.SSLError) as error:
             log.info("a connection was lost: %s", error)
         finally:
+            why = connection.last_words.text if isinstance(connection.last_words, Error) else None
             with self._lock:
                 self._unauthenticated.pop(connection, None)
-                self._greeted.discard(connection)
-            self._note_end(connection, session.worker if is_let_in else None)
+                self._counted.add(self._greeted.pop(connection, SinkStats()))
+                self._counted.errors += why is not None
+            if is_let_in:
+                self._console.say(f"{session.worker!r} has disconnected" if why is None else f"{session.worker!r} was sent away: {why!r}")
+            elif why is not None:
+                self._console.say(f"{connection.peer} was refused: {why!r}")
             connection.close()
             self._room.release()
-
-    def _note_end(self, connection: Connection, worker: str | None) -> None:
-        why = connection.last_words.text if isinstance(connection.last_words, Error) else None
-        with self._lock:
-            self._counted.errors += why is not None
-        if worker is not None:
-            self._say(f"{worker!r} has disconnected" if why is None else f"{worker!r} was sent away: {why!r}")
-        elif why is not None:
-            self._say(f"{connection.peer} was refused: {why!r}")
-
-    def _say(self, text: str) -> None:
-        if self._console is not None:
-            self._console.say(text)
 
     def _greet(self, connection: Connection, session: SinkSession, decoder: Decoder, deadline: float) -> list[SinkEffect]:
         """Waits for HELLO, and returns what it comes to: to recover, if it is right. Nothing, if the peer is gone."""
@@ -382,8 +360,8 @@ class SinkServer:
             if len(self._greeted) >= self._sessions and session.worker not in self._names:
                 connection.part(Error(f"the sink has {self._sessions} sessions and takes no more"))
                 return False
-            self._greeted.add(connection)
-        self._say(f"{session.worker!r} has connected from {connection.peer}")
+            self._greeted[connection] = SinkStats()
+        self._console.say(f"{session.worker!r} has connected from {connection.peer}")
         return True
 
     def _sit(self, connection: Connection, session: SinkSession, decoder: Decoder, effects: list[SinkEffect]) -> None:
@@ -398,25 +376,18 @@ class SinkServer:
                 connection.part(Error(f"the sink has no output for this worker: {error}"))
                 return
             leave = partial(self._names.leave, place, archive=self._archive)
-            runner = SessionRunner(session, decoder, output, connection, leave, self._console)
-            with self._lock:
-                self._runners.add(runner)
-            try:
+            runner = SessionRunner(session, decoder, output, connection, leave, self._console, self._greeted[connection])
+            with contextlib.closing(output):
                 out = runner.begin(effects)
                 while not connection.is_cut:  # else whoever took over decides now; a vote would only mislead
                     connection.send(out)
                     if runner.is_over or (data := connection.read()) is None:
                         return
                     out = runner.feed(data)
-            finally:
-                with self._lock:
-                    self._runners.discard(runner)
-                    self._counted.add(runner.stats)
-                output.close()
 
     def _archive(self, worker: str) -> None:
         with contextlib.closing(self._outputs(worker)) as output:
             output.archive()
         with self._lock:
             self._counted.archived += 1
-        self._say(f"{worker!r} has left for good; its output is put aside")
+        self._console.say(f"{worker!r} has left for good; its output is put aside")

@@ -4,11 +4,11 @@ Rules
 1. Every call ends: in time, or in an error. `SinkError`: the sink is away or too slow; `SinkRefused`, which is one: it says why it does not go on.
    `RemoteProtocolError`: what answers is no sink. `LocalProtocolError`: the call was not allowed at this point, and changed nothing.
 2. After a `SinkError` or `RemoteProtocolError` the connection is over. What was not prepared is gone; what was prepared waits for whoever connects
-   next under this name, in this process or another.
+   next under this name.
 3. Only one connection has a name: to connect closes the one before, which fails with a `SinkError`. With a `fence`, only who comes with the same
    number or a higher one gets the name: a driver with a higher one than its tasks shuts out those that come too late.
 4. `resolve`, `settle` and `finish(confirm=True)` return when the sink has carried out phase two. A plain `finish` returns when it is sent: it may be
-   lost, and the transaction is open still. Who has decided must come back and look.
+   lost, so who has decided must come back and look.
 5. A client belongs to one thread.
 """
 
@@ -24,7 +24,6 @@ import msgspec
 
 from millstream.connector.sink.protocol.worker_session import WAITING, WorkerSession, WorkerState
 from millstream.connector.wire import messages as m
-from millstream.connector.wire import refusals
 from millstream.connector.wire.codec import encode, message_head
 from millstream.connector.wire.decoder import Decoder
 from millstream.core.time import Duration, duration
@@ -38,15 +37,13 @@ _PAUSE = 0.05
 
 
 class WorkerStats(msgspec.Struct):
-    """What a worker's client has done, over all of its connections."""
+    """What a worker's client has done, over all of its connections. Bytes count if they are rolled back later, too; phase two counts when it is sent."""
 
     connections: int = 0
-    #: Bytes that were sent, and the messages that carried them. What was rolled back is counted as well.
     messages: int = 0
     bytes: int = 0
     votes_yes: int = 0
     votes_no: int = 0
-    #: Phase two, as it was sent.
     commits: int = 0
     rollbacks: int = 0
 
@@ -79,10 +76,8 @@ class WorkerClient:
         timeout: Duration = "30s",
         patience: Duration = 0,
     ) -> WorkerClient:
-        """Greets the sink at HOST:PORT. `timeout` bounds every wait for it; `patience` is how long to go on trying while it is away.
-
-        `fence` is a number that never goes back for a name: once the sink has seen it, who comes with a lower one is refused.
-        """
+        """Greets the sink at HOST:PORT. `timeout` bounds every wait for it; `patience` is how long to go on trying while it is away. `fence` is a number
+        that never goes back for a name (rule 3)."""
         client = cls(address, name, cookie=cookie, program=m.with_fence(program, fence), tls=tls, timeout=timeout)
         client.reconnect(patience=patience)
         return client
@@ -121,7 +116,7 @@ class WorkerClient:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Adds bytes to the transaction under way. They are sent in large messages, at the latest by `prepare`."""
         if not self._held_size:
-            self._live().check_writable()
+            self._live().check(m.Message)
         self._held.append(data if type(data) is bytes else bytes(data))
         self._held_size += len(data)
         if self._held_size >= MESSAGE_SIZE:
@@ -131,13 +126,14 @@ class WorkerClient:
         with memoryview(b"".join(self._held)) as data:
             self._held, self._held_size = [], 0
             for at in range(0, len(data), 2 * MESSAGE_SIZE):
-                self._send_bytes(data[at : at + 2 * MESSAGE_SIZE])
+                piece = data[at : at + 2 * MESSAGE_SIZE]
+                self._send_all(message_head(m.DATA_STREAM, self._live().write(len(piece)), len(piece)) + piece)
+                self._stats.messages += 1
+                self._stats.bytes += len(piece)
 
     def prepare(self, txn: str) -> bool:
-        """Phase one, of everything that was written since the last commit or rollback. True: the sink promises to commit if told so.
-
-        After False this connection is of no more use: `reconnect`, and `resolve` what is found.
-        """
+        """Phase one, of everything that was written since the last commit or rollback. True: the sink promises to commit if told so. After False this
+        connection is of no more use: `reconnect`, and `resolve` what is found."""
         self.flush()
         self._send(self._live().prepare(txn))
         self._hear()
@@ -171,10 +167,8 @@ class WorkerClient:
             raise SinkError(f"the sink at {self.address} was told how transaction {txn!r} ends, and still has it open")
 
     def settle(self, txn: str, commit: bool) -> bool:
-        """Makes sure that a transaction is over, over a new connection. False: it was not open any more (or never was).
-
-        This is how a driver ends what its tasks prepared; it may be repeated. Another transaction that is found open is an error.
-        """
+        """Makes sure that a transaction is over, over a new connection: how a driver ends what its tasks prepared. It may be repeated. False: it was not
+        open any more (or never was). Another transaction that is found open is an error."""
         self.reconnect()
         if not self.uncommitted:
             return False
@@ -189,10 +183,8 @@ class WorkerClient:
         self._hear()
 
     def workers_left(self, names: Sequence[str]) -> None:
-        """Tells the sink that these workers are gone for good, and returns when it has put their output aside: the names begin at 0.
-
-        After a `SinkError` nobody knows whether it has; `reconnect`, and say it again, before anybody comes back under one of the names.
-        """
+        """Tells the sink that these workers are gone for good, and returns when it has put their output aside: the names begin at 0. After a `SinkError`
+        nobody knows whether it has; `reconnect`, and say it again, before anybody comes back under one of the names."""
         self._send(self._live().workers_left(tuple(names)))
         self.confirm()
 
@@ -205,7 +197,7 @@ class WorkerClient:
                 return self._connect()
             except SinkError as error:
                 self.close()
-                final = isinstance(error, SinkRefused) and error.reason in refusals.FINAL
+                final = isinstance(error, SinkRefused) and error.reason in m.FINAL
                 if final or time.monotonic() + _PAUSE >= until:
                     raise
             time.sleep(_PAUSE)
@@ -228,7 +220,7 @@ class WorkerClient:
         except (OSError, ssl.SSLError) as error:
             text = f"the sink at {self.address} cannot be reached: {error}"
             if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-                raise SinkRefused(text, refusals.TLS) from error  # no TLS there, or a certificate that does not do: waiting does not help
+                raise SinkRefused(text, m.TLS) from error  # no TLS there, or a certificate that does not do: waiting does not help
             raise SinkError(text) from error
         self._send(self._session.greet(at))
         self._hear()
@@ -242,12 +234,6 @@ class WorkerClient:
     def _send(self, frames: list[m.Frame]) -> None:
         self._send_all(b"".join(map(encode, frames)))
 
-    def _send_bytes(self, data: memoryview) -> None:
-        head = message_head(m.DATA_STREAM, self._live().write(len(data)), len(data))
-        self._send_all(head + data)
-        self._stats.messages += 1
-        self._stats.bytes += len(data)
-
     def _send_all(self, data: bytes | bytearray) -> None:
         assert self._socket is not None
         try:
@@ -256,26 +242,25 @@ class WorkerClient:
             raise self._over(error) from error
 
     def _hear(self) -> None:
+        """Takes in what the sink says, until we may go on."""
         until = time.monotonic() + self._timeout
-        while self._session.state in WAITING:
-            self._take(until)
-
-    def _take(self, until: float) -> None:
-        assert self._socket is not None
-        try:
-            while (message := self._decoder.next()) is None:
+        while self._session.state in WAITING and self._socket is not None:
+            try:
+                message = self._decoder.next()
+                if message is not None:
+                    self._session.receive(message)
+                    continue
                 self._socket.settimeout(max(0.001, until - time.monotonic()))
                 data = self._socket.recv(64 << 10)
                 self._socket.settimeout(self._timeout)
-                if not data:
-                    raise self._over(None)
-                self._decoder.receive(data)
-            self._session.receive(message)
-        except (OSError, ssl.SSLError) as error:
-            raise self._over(error) from error
-        except RemoteProtocolError:
-            self.close()
-            raise
+            except (OSError, ssl.SSLError) as error:
+                raise self._over(error) from error
+            except RemoteProtocolError:
+                self.close()
+                raise
+            if not data:
+                raise self._over(None)
+            self._decoder.receive(data)
         if self._session.last_words is not None:
             raise self._over(None)
 
@@ -293,7 +278,7 @@ class WorkerClient:
         self.close()
         said = self._session.last_words
         if isinstance(said, m.Error):
-            return SinkRefused(f"the sink at {self.address} refuses: {said.text}", refusals.reason(said.text))
+            return SinkRefused(f"the sink at {self.address} refuses: {said.text}", m.reason(said.text))
         if isinstance(said, m.Restart):
             return SinkError(f"the sink at {self.address} stops and asks to come back" + (f" at {said.address}" if said.address else ""))
         if isinstance(error, TimeoutError):

@@ -2,22 +2,20 @@
 
 Rules
 1. `send` returns when the message is queued. A thread sends it, keeps it until it is acknowledged, and sends it again after every reconnect. At most
-   `most` bytes are kept: then `send` waits. What is not acknowledged when the process dies is the caller's to send again, from the point that
-   `notify` tells.
-2. Ids of a stream increase. An id that is not above the acknowledged point is not sent, and `send` says so.
+   `most` bytes are kept: then `send` waits. What is not acknowledged when the process dies is the caller's to send again, from what `notify` tells.
+2. Ids of a stream increase, whichever threads call. An id that is not above the acknowledged point is not sent, and `send` says so.
 3. A server that is away, or says RESTART, is tried again for `patience` (None: for ever); so is a stream that is active elsewhere. ERROR is final.
    RESTART is followed to the host of the address that was given, to those in `hosts`, and with TLS, which checks who answers, to any; not elsewhere:
    the cookie and the messages would go to whoever says so. If the new address fails, the given one is tried, and so on in turn.
 4. A final error is raised by the call that waits, and by every later one. `InputError`: the server is away too long, or says why it does not go on.
    `RemoteProtocolError`: what answers is no source server. `LocalProtocolError`: the call was not allowed, and changed nothing.
-5. A declared watermark is sent behind the messages before it, and again after a reconnect: it is a promise about what is sent later.
-6. The calls may come from several threads; the ids of a stream have to increase nevertheless.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import selectors
@@ -83,7 +81,7 @@ class PushClient:
         self._program, self._cookie = program, cookie
         self._context = None if tls is None else client_context(tls)
         self._timeout, self._most = duration(timeout) / 1000, most
-        self._patience = None if patience is None else duration(patience) / 1000
+        self._patience = math.inf if patience is None else duration(patience) / 1000
         self._changed = threading.Condition()  # guards everything below
         self._streams: dict[str, Outgoing] = {}
         self._numbers: dict[int, Outgoing] = {}
@@ -96,8 +94,6 @@ class PushClient:
         self._is_awake = False
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
-        self._selector: selectors.BaseSelector = selectors.DefaultSelector()  # of the connection that there is; the thread's own
-        self._selector.close()
         self._thread = threading.Thread(target=self._run, name="millstream-push", daemon=True)
         self._thread.start()
 
@@ -157,9 +153,8 @@ class PushClient:
     def wait(self, timeout: Duration | None = None) -> bool:
         """Waits until everything sent is acknowledged, which is when the pipeline has committed it. False if time runs out."""
         with self._changed:
-            return self._wait_for(
-                lambda: not any(found.waits for found in self._streams.values()), None if timeout is None else duration(timeout) / 1000
-            )
+            seconds = None if timeout is None else duration(timeout) / 1000
+            return self._wait_for(lambda: not any(found.waits for found in self._streams.values()), seconds)
 
     def acknowledged(self, stream: str) -> int | None:
         with self._changed:
@@ -176,9 +171,8 @@ class PushClient:
                 return Waiting(f"{self.address} {self._away[0]}", now - self._away[1], self.address, is_away=True)
             for found in self._streams.values():
                 if found.refused_since is not None:
-                    return Waiting(
-                        f"stream {found.name!r} at {self.address}: another program pushes it", now - found.refused_since, self.address
-                    )
+                    text = f"stream {found.name!r} at {self.address}: another program pushes it"
+                    return Waiting(text, now - found.refused_since, self.address)
             if any(found.waits for found in self._streams.values()):
                 records = sum(found.waiting for found in self._streams.values())
                 text = f"the pipeline at {self.address} to commit {records:,} record{'' if records == 1 else 's'}"
@@ -237,11 +231,11 @@ class PushClient:
             while self._closing is None:
                 session = PushSession(self._program, self.instance, self._cookie)
                 try:
-                    with dial(self.address, self._timeout, self._context) as sock, selectors.DefaultSelector() as self._selector:
+                    with dial(self.address, self._timeout, self._context) as sock, selectors.DefaultSelector() as selector:
                         sock.setblocking(False)
-                        self._selector.register(sock, selectors.EVENT_READ)
-                        self._selector.register(self._wake_read, selectors.EVENT_READ)
-                        self._talk(sock, session)
+                        selector.register(sock, selectors.EVENT_READ)
+                        selector.register(self._wake_read, selectors.EVENT_READ)
+                        self._talk(sock, selector, session)
                 except (OSError, ssl.SSLError) as error:
                     why: object = error
                 else:
@@ -255,7 +249,7 @@ class PushClient:
                     self.address, self._other = self._other, self.address
                 if session.state is PushState.READY or session.last_words is not None:
                     pause, since = _FIRST_PAUSE, time.monotonic()
-                if self._patience is not None and time.monotonic() - since > self._patience:
+                if time.monotonic() - since > self._patience:
                     raise _failed(f"the source at {self.address} cannot be reached: {why}", NetworkError.exit_code)
                 with self._changed:
                     if self._closing is None:
@@ -286,16 +280,12 @@ class PushClient:
         except MillstreamError as error:
             raise RemoteProtocolError(f"the source at {self.address} sends us to {address!r}, which is no address") from error
         if self._context is None and host not in self._hosts:
-            _log.warning(
-                "the source at %s sends us to %r, whose host nobody has named: it is not followed (say hosts=[%r], or use TLS)",
-                self.address,
-                address,
-                host,
-            )
+            text = "the source at %s sends us to %r, whose host nobody has named: it is not followed (say hosts=[%r], or use TLS)"
+            _log.warning(text, self.address, address, host)
             address = self._given
         self.address, self._other = address, self._given
 
-    def _talk(self, sock: socket.socket, session: PushSession) -> None:
+    def _talk(self, sock: socket.socket, selector: selectors.BaseSelector, session: PushSession) -> None:
         self._expect("to answer")
         decoder = Decoder(_ANSWER_LIMIT, two_phase=False)
         deadline = time.monotonic() + self._timeout
@@ -316,7 +306,14 @@ class PushClient:
                 except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                     break
             out = out or self._collect(session)  # what there is to send is not waited with
-            if not self._hear(sock, session, decoder, bool(out)):
+            more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+            selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0))
+            ready = {key.fileobj: events for key, events in selector.select(0 if more else 0.1)}
+            if self._wake_read in ready:
+                with self._changed, contextlib.suppress(BlockingIOError):
+                    self._is_awake = False
+                    self._wake_read.recv(4096)
+            if (more or ready.get(sock, 0) & selectors.EVENT_READ) and not self._hear(sock, session, decoder):
                 return
 
     def _part(self, sock: socket.socket) -> None:
@@ -327,18 +324,8 @@ class PushClient:
             while sock.recv(_READ):
                 pass
 
-    def _hear(self, sock: socket.socket, session: PushSession, decoder: Decoder, is_writing: bool) -> bool:
-        """Waits for something to do, and takes in what has come. False when the server has closed."""
-        more = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
-        self._selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if is_writing else 0))
-        ready = {key.fileobj: events for key, events in self._selector.select(0 if more else 0.1)}
-        if self._wake_read in ready:
-            with self._changed:
-                self._is_awake = False
-                with contextlib.suppress(BlockingIOError):
-                    self._wake_read.recv(4096)
-        if not ready.get(sock, 0) & selectors.EVENT_READ and not more:
-            return True
+    def _hear(self, sock: socket.socket, session: PushSession, decoder: Decoder) -> bool:
+        """Takes in what has come. False when the server has closed."""
         try:
             data = sock.recv(_READ)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -348,28 +335,24 @@ class PushClient:
         decoder.receive(data)
         while (frame := decoder.next()) is not None:
             session.receive(frame)
-            self._heard(frame, session)
+            self._heard(frame)
         return True
 
-    def _heard(self, frame: m.Frame, session: PushSession) -> None:
+    def _heard(self, frame: m.Frame) -> None:
         with self._changed:
             if isinstance(frame, m.Ok):
                 self._expect(None)
             elif isinstance(frame, m.NotifyAck):
-                self._answered(self._numbers[frame.stream], frame)
+                found = self._numbers[frame.stream]
+                if frame.success:
+                    self._kept -= found.accepted(frame.point)
+                elif found.refused(time.monotonic(), _ASK_AGAIN) > self._patience:
+                    raise InputError(f"stream {found.name!r} is active elsewhere: another client pushes it to {self.address}")
             elif isinstance(frame, m.Ack):
                 self._moved = time.monotonic()
                 for number, point in frame.points:
                     self._kept -= self._numbers[number].acknowledge(point)
             self._changed.notify_all()
-
-    def _answered(self, found: Outgoing, answer: m.NotifyAck) -> None:
-        if answer.success:
-            self._kept -= found.accepted(answer.point)
-            return
-        refused = found.refused(time.monotonic(), _ASK_AGAIN)
-        if self._patience is not None and refused > self._patience:
-            raise InputError(f"stream {found.name!r} is active elsewhere: another client pushes it to {self.address}")
 
     def _collect(self, session: PushSession) -> memoryview:
         parts: list[bytes] = []

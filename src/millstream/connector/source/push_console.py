@@ -1,8 +1,7 @@
 """Signs of life of `millstream push`: what it waits for, on stderr.
 
 Rules
-1. A wait is told when it has lasted for about a second, and again every ten seconds. While lines flow, that the pipeline has not committed them yet
-   is no wait.
+1. A wait is told when it has lasted for about a second, and again every ten seconds. While lines flow, it is no wait that they are not committed yet.
 2. The end of a wait for the server is told too. A wait for more lines is told once, and not more often than every ten seconds.
 3. A thread of its own looks and prints, so that the lines come whatever the command waits in.
 """

@@ -8,7 +8,7 @@ Rules
 3. Connections that have not greeted are few, and greet within `greeting`: when one more comes, the oldest goes. So a crowd cannot keep a client out.
    Sessions are limited too: one too many is told so.
 4. A peer's mistake costs its own connection. A disk that fails costs the entries that were not durable: all sessions are told to come back (RESTART),
-   and resume at what was acknowledged. Nothing that counted as received is lost.
+   and resume at what was acknowledged.
 5. Whoever does not read what is sent to it is cut off when `_UNREAD` bytes wait. A peer whose machine is gone is found by TCP's keepalive, or fenced
    by its successor.
 6. An acknowledgement is durable before any client is told of it.
@@ -26,6 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,7 +34,7 @@ import msgspec
 from millstream import network
 from millstream.connector.intake.format import IntakeEntry, Mark, advance
 from millstream.connector.intake.writer import SEGMENT_SIZE, BatchRef, Intake
-from millstream.connector.source.protocol.session import Admit, Fence, Keep, Needs, SourceEffect, SourceSession
+from millstream.connector.source.protocol.session import Fence, Keep, Needs, SourceEffect, SourceSession
 from millstream.connector.source.protocol.streams import Streams
 from millstream.connector.wire.codec import encode
 from millstream.connector.wire.decoder import RunDecoder
@@ -76,9 +77,8 @@ class SourceServer:
     """Listens, stores what is pushed, and acknowledges what is committed.
 
     `folder` is the intake's; `listen` is HOST:PORT, port 0 for a free one. `cookie` and `tls` say who may come (both off by default); without a cookie
-    only the loopback may be listened on, unless `force`. `credits` is how many frames of a session may be in flight. `sessions`, `streams`, `frame_limit`,
-    `unauthenticated`, `greeting`, `pending` and `backlog` are limits (see the rules).
-    `batch_messages` bounds a batch, the smallest portion that an epoch can take.
+    only the loopback may be listened on, unless `force`. `credits` is how many frames of a session may be in flight, `batch_messages` how many an epoch
+    takes at least; `sessions`, `streams`, `frame_limit`, `unauthenticated`, `greeting`, `pending` and `backlog` are limits (see the rules).
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class SourceServer:
         self._greeted: set[_Peer] = set()
         self._gathered: list[tuple[_Peer, list[IntakeEntry]]] = []
         self._gathered_size = 0
-        self._is_writing = False
         self._writing_size = 0
+        self._writer: asyncio.Task[None] | None = None  # while there is something to write
         self._is_paused = False
         self._on_the_way: deque[tuple[BatchRef, dict[_Peer, int]]] = deque()  # durable, not committed; in the order of the log
         self._end = self._acknowledged = 0
@@ -214,16 +214,17 @@ class SourceServer:
         peers = [*self._unauthenticated, *self._greeted]
         for peer in peers:
             peer.carry_out(peer.session.restart(elsewhere))
-        while self._is_writing:
-            await asyncio.sleep(0.005)
+        if self._writer is not None:
+            await self._writer
         until = self._loop.time() + _LINGER
         while any(not peer.is_gone for peer in peers) and self._loop.time() < until:
             await asyncio.sleep(0.01)
         for peer in peers:
             peer.abort()
 
-    def session(self) -> SourceSession:
-        return SourceSession(self._streams, time.monotonic, cookie=self._cookie, credits=self._credits, needs=self._needs)
+    def session(self, peer: _Peer) -> SourceSession:
+        admit = partial(self._admit, peer)
+        return SourceSession(self._streams, time.monotonic, admit, cookie=self._cookie, credits=self._credits, needs=self._needs)
 
     def arrived(self, peer: _Peer) -> None:
         if self._stopping:
@@ -241,7 +242,7 @@ class SourceServer:
             peer.carry_out(peer.session.failed("nothing was heard for too long"))
             peer.abort()
 
-    def admit(self, peer: _Peer) -> str | None:
+    def _admit(self, peer: _Peer) -> str | None:
         """HELLO is right: lets the peer in, or says why not."""
         self._unauthenticated.pop(peer, None)
         if len(self._greeted) >= self._sessions_limit:
@@ -257,48 +258,42 @@ class SourceServer:
         self._unauthenticated.pop(peer, None)
         self._greeted.discard(peer)
 
-    def fence(self, session: SourceSession, why: str) -> None:
-        for peer in [peer for peer in self._greeted if peer.session is session]:
-            peer.carry_out(session.failed(why))
+    def fence(self, asked: Fence) -> None:
+        for peer in [peer for peer in self._greeted if peer.session is asked.session]:
+            peer.carry_out(asked.session.failed(asked.why))
 
     # ---- storing
 
     def store(self, peer: _Peer, entries: list[IntakeEntry]) -> None:
         self._gathered.append((peer, entries))
         self._gathered_size += sum([len(key) + len(payload) for _, _, _, _, key, payload in entries]) + _ENTRY_OVERHEAD * len(entries)
-        if not self._is_writing:
-            self._is_writing = True
-            self._loop.call_soon(self._write)
+        if self._writer is None:
+            self._writer = self._loop.create_task(self._write())
         self._press()
 
-    def _write(self) -> None:
-        if self._stopping or not self._gathered:
-            self._is_writing = False
-            return
-        gathered, self._gathered = self._gathered, []
-        self._writing_size, self._gathered_size = self._gathered_size, 0
-        groups, owners = _grouped(gathered, self._batch_messages)
-        future = self._loop.run_in_executor(self._disk, self._intake.write, groups)
-        future.add_done_callback(lambda done: self._written(done, owners))
-
-    def _written(self, done: asyncio.Future[list[BatchRef]], owners: list[dict[_Peer, int]]) -> None:
-        self._writing_size = 0
-        error = done.exception()
-        if error is not None:
-            self._disk_failed(error)
-            self._loop.call_later(_AGAIN, self._write)
-            return
-        batches = done.result()
-        self._on_the_way.extend(zip(batches, owners, strict=True))
-        self._end = batches[-1].end
-        for call in self._on_durable:
-            call()
-        self._received += sum(batch.entries for batch in batches)
-        self._fsyncs += 1
-        if batches[0].end <= self._acknowledged:
-            self._tell_committed(self._acknowledged)  # an epoch has read it, and was committed, before we heard that it is durable
-        self._press()
-        self._write()
+    async def _write(self) -> None:
+        while self._gathered and not self._stopping:
+            gathered, self._gathered = self._gathered, []
+            self._writing_size, self._gathered_size = self._gathered_size, 0
+            groups, owners = _grouped(gathered, self._batch_messages)
+            try:
+                batches = await self._loop.run_in_executor(self._disk, self._intake.write, groups)
+            except Exception as error:
+                self._writing_size = 0
+                self._disk_failed(error)
+                await asyncio.sleep(_AGAIN)
+                continue
+            self._writing_size = 0
+            self._on_the_way.extend(zip(batches, owners, strict=True))
+            self._end = batches[-1].end
+            for call in self._on_durable:
+                call()
+            self._received += sum(batch.entries for batch in batches)
+            self._fsyncs += 1
+            if batches[0].end <= self._acknowledged:
+                self._tell_committed(self._acknowledged)  # an epoch has read it, and was committed, before we heard that it is durable
+            self._press()
+        self._writer = None
 
     def _disk_failed(self, error: BaseException) -> None:
         """Rule 4. What the streams had counted as received was not; so they are made anew from what was."""
@@ -306,11 +301,7 @@ class SourceServer:
         self._gathered, self._gathered_size = [], 0
         for peer in [*self._greeted, *self._unauthenticated]:
             peer.carry_out(peer.session.restart())
-        acknowledged = {
-            s.name: Mark(s.name, s.acknowledged, s.watermark, s.ended)
-            for s in self._streams
-            if s.acknowledged is not None or s.ended or s.watermark is not None
-        }
+        acknowledged = {s.name: Mark(s.name, s.acknowledged, s.watermark, s.ended) for s in self._streams.values()}
         self._streams = Streams(acknowledged, dict(self._intake.marks_received), time.monotonic(), self._streams_limit)
         self._press()
 
@@ -372,7 +363,7 @@ def _grouped(gathered: list[tuple[_Peer, list[IntakeEntry]]], most: int) -> tupl
 class _Peer(asyncio.Protocol):
     def __init__(self, server: SourceServer) -> None:
         self._server = server
-        self.session = server.session()
+        self.session = server.session(self)
         self.decoder = RunDecoder(_GREETING_LIMIT)
         self._transport: Any = None
         self._is_closing = False
@@ -422,10 +413,8 @@ class _Peer(asyncio.Protocol):
                 self._server.store(self, effect.entries)
             elif isinstance(effect, Send):
                 self._send(encode(effect.frame))
-            elif isinstance(effect, Admit):
-                self.carry_out(self.session.answer(self._server.admit(self)))
             elif isinstance(effect, Fence):
-                self._server.fence(effect.session, effect.why)
+                self._server.fence(effect)
             else:
                 self._close()
 

@@ -14,8 +14,6 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,142 +21,95 @@ import msgspec
 from millstream.connector.wire import messages as m
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
-_U8 = struct.Struct(">B")
-_U16 = struct.Struct(">H")
-_U32 = struct.Struct(">I")
-_U64 = struct.Struct(">Q")
-_I64 = struct.Struct(">q")
-
 #: A MESSAGE up to its key: length, tag, stream, id, event time, length of the key.
 MESSAGE = struct.Struct(">IBQQqH")
 MESSAGE_TAG = 5
-
-#: What a MESSAGE frame without a key has before its payload, its length field included.
+#: What a MESSAGE frame without a key has before its payload, its length field included; and what that field says if the payload is empty.
 MESSAGE_HEAD = MESSAGE.size
-#: What the length field of such a frame says if the payload is empty.
 MESSAGE_OVERHEAD = MESSAGE_HEAD - 4
 
 _TWO_PHASE_TAGS = 201
 
+#: By tag: a kind of message, its fields in order, and those of an item where its last field is a list. MESSAGE has a form of its own.
+#: Q and I are numbers, as `struct` has them; ? a boolean; s a text of up to 2^16 bytes, S of up to 2^32; P a point of reference, or None.
+_FORMS: dict[int, tuple[type[m.Frame], str, str]] = {
+    0: (m.Hello, "ssss", ""),
+    1: (m.Ok, "I", ""),
+    2: (m.Error, "s", ""),
+    3: (m.Notify, "QsQ", ""),
+    4: (m.NotifyAck, "?QP", ""),
+    MESSAGE_TAG: (m.Message, "", ""),
+    6: (m.Ack, "I", "QQ"),
+    7: (m.Restart, "S", ""),
+    8: (m.Eos, "Q", ""),
+    201: (m.ListUncommitted, "Q", ""),
+    202: (m.ReplyUncommitted, "Q", "s"),
+    203: (m.Phase1, "s", "QQQ"),
+    204: (m.Vote, "s?", ""),
+    205: (m.Phase2, "s?", ""),
+    206: (m.WorkersLeft, "Q", "s"),
+}
+_TAGS: dict[type[m.Frame], int] = {kind: tag for tag, (kind, _, _) in _FORMS.items()}
+#: The number that a field is, or begins with.
+_NUMBERS = {field: struct.Struct(f">{number}") for field, number in zip("BHIQq?sSP", "BHIQqBHIQ", strict=True)}
+
 
 class _Reader:
-    def __init__(self, body: memoryview, at: int = 0) -> None:
-        self.body, self.at = body, at
+    def __init__(self, body: memoryview) -> None:
+        self.body, self.at = body, 0
 
-    def number(self, what: struct.Struct) -> int:
-        return int(what.unpack(self.take(what.size))[0])
-
-    def flag(self) -> bool:
-        value = self.number(_U8)
-        if value > 1:
-            raise RemoteProtocolError(f"a boolean is {value} instead of 0 or 1")
-        return value == 1
+    @property
+    def left(self) -> int:
+        return len(self.body) - self.at
 
     def take(self, size: int) -> bytes:
-        end = self.at + size
-        if end > len(self.body):
+        if size > self.left:
             raise RemoteProtocolError("a frame is too short for what its tag says")
-        data = bytes(self.body[self.at : end])
-        self.at = end
-        return data
+        self.at += size
+        return bytes(self.body[self.at - size : self.at])
 
-    def text(self, length: struct.Struct = _U16) -> str:
-        try:
-            return self.take(self.number(length)).decode()
-        except UnicodeDecodeError:
-            raise RemoteProtocolError("a text is not UTF-8") from None
+    def number(self, field: str) -> int:
+        what = _NUMBERS[field]
+        return int(what.unpack(self.take(what.size))[0])
 
-    def count(self, smallest: int) -> int:
-        """How many items follow, of which each takes at least so many bytes."""
-        value = self.number(_U32)
-        if value * smallest > len(self.body) - self.at:
-            raise RemoteProtocolError(f"a frame speaks of {value} items and is too short for them")
-        return value
+    def field(self, field: str) -> Any:
+        value = self.number(field)
+        if field in "sS":
+            try:
+                return self.take(value).decode()
+            except UnicodeDecodeError:
+                raise RemoteProtocolError("a text is not UTF-8") from None
+        if field == "?" and value > 1:
+            raise RemoteProtocolError(f"a boolean is {value} instead of 0 or 1")
+        return value == 1 if field == "?" else None if field == "P" and value == m.U64 else value
 
-    def end(self) -> None:
-        if self.at != len(self.body):
-            raise RemoteProtocolError(f"a frame has {len(self.body) - self.at} bytes too many")
-
-
-# ---- what each kind of field looks like: to bytes, and back
-
-
-class _Field(msgspec.Struct, frozen=True):
-    """A kind of field in a body. smallest: how many bytes it takes at least."""
-
-    encode: Callable[[Any], bytes]
-    decode: Callable[[_Reader], Any]
-    smallest: int
+    def items(self, fields: str) -> tuple[Any, ...]:
+        count = self.number("I")
+        if count * sum(_NUMBERS[field].size for field in fields) > self.left:
+            raise RemoteProtocolError(f"a frame speaks of {count} items and is too short for them")
+        rows = [tuple(self.field(field) for field in fields) for _ in range(count)]
+        return tuple(row[0] for row in rows) if len(fields) == 1 else tuple(rows)
 
 
-def _number(what: struct.Struct, value: int) -> bytes:
+def _number(field: str, value: int) -> bytes:
     try:
-        return what.pack(value)
+        return _NUMBERS[field].pack(value)
     except struct.error:
-        raise LocalProtocolError(f"{value!r} does not fit into {8 * what.size} bits") from None
+        raise LocalProtocolError(f"{value!r} does not fit into {8 * _NUMBERS[field].size} bits") from None
 
 
-def _text(value: str, length: struct.Struct = _U16) -> bytes:
-    try:
-        data = value.encode()
-    except UnicodeEncodeError:
-        raise LocalProtocolError(f"{value!r} cannot be written as UTF-8") from None
-    if len(data) >= 1 << (8 * length.size):
-        raise LocalProtocolError(f"a text of {len(data)} bytes is too long: {value[:40]!r}...")
-    return _number(length, len(data)) + data
-
-
-def _point(value: int | None) -> bytes:
-    if value == m.U64:
-        raise LocalProtocolError("the point of reference 2^64-1 means that there is none; say None")
-    return _number(_U64, m.U64 if value is None else value)
-
-
-def _several(*of: _Field) -> _Field:
-    """Any number of items, each of one field, or a tuple of several."""
-
-    def encode(items: Sequence[Any]) -> bytes:
-        rows = [(item,) for item in items] if len(of) == 1 else items
+def _field(field: str, value: Any) -> bytes:
+    if field in "sS":
         try:
-            parts = [field.encode(value) for row in rows for field, value in zip(of, row, strict=True)]
-        except (TypeError, ValueError):
-            raise LocalProtocolError(f"{items!r} are no tuples of {len(of)}") from None
-        return _number(_U32, len(items)) + b"".join(parts)
-
-    def decode(reader: _Reader) -> tuple[Any, ...]:
-        rows = (tuple(field.decode(reader) for field in of) for _ in range(reader.count(smallest)))
-        return tuple(row[0] for row in rows) if len(of) == 1 else tuple(rows)
-
-    smallest = sum(field.smallest for field in of)
-    return _Field(encode, decode, _U32.size)
-
-
-_LONG = _Field(partial(_number, _U64), lambda reader: reader.number(_U64), _U64.size)
-_INT = _Field(partial(_number, _U32), lambda reader: reader.number(_U32), _U32.size)
-_FLAG = _Field(lambda value: b"\x01" if value else b"\x00", lambda reader: reader.flag(), 1)
-_NAME = _Field(_text, lambda reader: reader.text(), _U16.size)
-_ADDRESS = _Field(lambda value: _text(value, _U32), lambda reader: reader.text(_U32), _U32.size)
-_POINT = _Field(_point, lambda reader: None if (value := reader.number(_U64)) == m.U64 else value, _U64.size)
-
-#: By tag, a kind of message and its fields, in the order in which the message has them. MESSAGE has a form of its own.
-_FORMS: dict[int, tuple[type[m.Frame], tuple[_Field, ...]]] = {
-    0: (m.Hello, (_NAME, _NAME, _NAME, _NAME)),
-    1: (m.Ok, (_INT,)),
-    2: (m.Error, (_NAME,)),
-    3: (m.Notify, (_LONG, _NAME, _LONG)),
-    4: (m.NotifyAck, (_FLAG, _LONG, _POINT)),
-    MESSAGE_TAG: (m.Message, ()),
-    6: (m.Ack, (_INT, _several(_LONG, _LONG))),
-    7: (m.Restart, (_ADDRESS,)),
-    8: (m.Eos, (_LONG,)),
-    201: (m.ListUncommitted, (_LONG,)),
-    202: (m.ReplyUncommitted, (_LONG, _several(_NAME))),
-    203: (m.Phase1, (_NAME, _several(_LONG, _LONG, _LONG))),
-    204: (m.Vote, (_NAME, _FLAG)),
-    205: (m.Phase2, (_NAME, _FLAG)),
-    206: (m.WorkersLeft, (_LONG, _several(_NAME))),
-}
-_TAGS: dict[type[m.Frame], int] = {kind: tag for tag, (kind, _) in _FORMS.items()}
+            data = value.encode()
+        except UnicodeEncodeError:
+            raise LocalProtocolError(f"{value!r} cannot be written as UTF-8") from None
+        if len(data) >= 1 << (8 * _NUMBERS[field].size):
+            raise LocalProtocolError(f"a text of {len(data)} bytes is too long: {value[:40]!r}...")
+        return b"".join((_number(field, len(data)), data))
+    if field == "P" and value == m.U64:
+        raise LocalProtocolError("the point of reference 2^64-1 means that there is none; say None")
+    return _number(field, bool(value) if field == "?" else m.U64 if field == "P" and value is None else value)
 
 
 def message_head(stream: int, id: int, payload: int, event_time: int = 0, key: bytes = b"") -> bytes:
@@ -173,20 +124,20 @@ def message_head(stream: int, id: int, payload: int, event_time: int = 0, key: b
         ) from None
 
 
-def _read_message(r: _Reader) -> m.Message:
-    stream, id, event_time, key = r.number(_U64), r.number(_U64), r.number(_I64), r.take(r.number(_U16))
-    return m.Message(stream, id, r.take(len(r.body) - r.at), event_time, key)
-
-
 def encode(message: m.Frame) -> bytes:
     if isinstance(message, m.Message):
         return message_head(message.stream, message.id, len(message.payload), message.event_time, message.key) + message.payload
     tag = _TAGS[type(message)]
+    _, fields, of_items = _FORMS[tag]
     values = msgspec.structs.astuple(message)
-    body = _U8.pack(tag) + b"".join([field.encode(value) for field, value in zip(_FORMS[tag][1], values, strict=True)])
+    parts = [_number("B", tag), *map(_field, fields, values)]
+    if of_items:
+        rows = [(item,) if len(of_items) == 1 else item for item in values[-1]]
+        parts += [_number("I", len(rows)), *[_field(field, value) for row in rows for field, value in zip(of_items, row, strict=True)]]
+    body = b"".join(parts)
     if tag >= _TWO_PHASE_TAGS:
         return message_head(m.CONTROL_STREAM, 0, len(body)) + body
-    return _number(_U32, len(body)) + body
+    return _number("I", len(body)) + body
 
 
 def decode(frame: bytes | bytearray | memoryview, *, two_phase: bool = True) -> m.Frame:
@@ -204,10 +155,17 @@ def decode(frame: bytes | bytearray | memoryview, *, two_phase: bool = True) -> 
 def _decode(reader: _Reader, outer: bool) -> m.Frame:
     if not reader.body:
         raise RemoteProtocolError("a frame of length 0" if outer else "an empty MESSAGE on stream 0")
-    tag = reader.number(_U8)
+    tag = reader.number("B")
     if tag not in _FORMS or outer == (tag >= _TWO_PHASE_TAGS):
         raise RemoteProtocolError(f"unknown tag {tag}" + ("" if outer else " on stream 0"))
-    kind, fields = _FORMS[tag]
-    message = _read_message(reader) if kind is m.Message else kind(*[field.decode(reader) for field in fields])
-    reader.end()
+    if tag == MESSAGE_TAG:
+        stream, id, event_time, key = reader.number("Q"), reader.number("Q"), reader.number("q"), reader.take(reader.number("H"))
+        return m.Message(stream, id, reader.take(reader.left), event_time, key)
+    kind, fields, of_items = _FORMS[tag]
+    values = [reader.field(field) for field in fields]
+    if of_items:
+        values.append(reader.items(of_items))
+    message = kind(*values)
+    if reader.left:
+        raise RemoteProtocolError(f"a frame has {reader.left} bytes too many")
     return message

@@ -5,8 +5,8 @@ Rules
 2. A frame is no longer than `limit`, which is judged as soon as its four bytes of length are there: a peer cannot make us hold more than `limit`
    bytes and whatever one `receive` brought. A frame of length 0 is an error.
 3. What is held of a frame is not touched again until it is whole: a large frame that comes byte by byte costs no more than one that comes at once.
-4. MESSAGEs that stand behind each other and are wholly there are taken apart together, in `_run` and `_joined`: four times as fast as one by one. All
-   other frames, and a MESSAGE that is wrong, are decoded in `codec`.
+4. MESSAGEs that are wholly there are taken apart together, in `_run` and `_joined`: four times as fast as one by one. All other frames, and a MESSAGE
+   that is wrong, are decoded in `codec`.
 5. `Decoder` gives messages. With `join`, consecutive MESSAGEs of that stream, each beginning where the one before it ended, are given as one: to a
    sink, ids are offsets, and keys and event times do not matter.
 6. `RunDecoder`, for a source, gives runs of MESSAGEs as lists: the same messages as a `Decoder`, with errors on the same bytes.
@@ -87,8 +87,7 @@ class _Frames(Generic[T]):
         return run
 
     def _joined(self, stream: int) -> tuple[int, list[memoryview]]:
-        """The run of one stream that begins here, each MESSAGE where the one before it ended: where the first begins, and the payloads. Made of `_run` it is
-        a fifth slower."""
+        """The run of one stream that begins here: where its first MESSAGE begins, and the payloads (rule 5). Made of `_run` it is a fifth slower."""
         buffer, at, limit = self._buffer, self._at, self.limit
         size, unpack = len(buffer), MESSAGE.unpack_from
         first = following = -1

@@ -7,6 +7,8 @@ Rules
 4. The two-phase-commit messages travel inside a MESSAGE on stream 0. Above the codec they are messages like any other.
 5. Who may send what, and when, is not said here but in the tables of the sessions.
 6. HELLO has no place for a fence, so it stands at the end of the program's name: "millstream fence=7". No fence is fence 0.
+7. ERROR carries a text for people. The texts that the other end has to understand are made and recognised here, by how they begin, and nowhere else.
+   What is not recognised (any other mistake, a failure, another implementation's words) is `OTHER`.
 """
 
 from __future__ import annotations
@@ -32,6 +34,11 @@ U64 = (1 << 64) - 1
 NAME_LIMIT = 200
 _FENCE = re.compile(r" fence=([0-9]{1,18})$")
 
+#: Why one end refuses the other; after one of the `FINAL` reasons it does not help to come back.
+COOKIE, VERSION, FENCE, TLS, OTHER = "cookie", "version", "fence", "tls", "other"
+FINAL = frozenset({COOKIE, VERSION, FENCE, TLS})
+WRONG_COOKIE = "the cookie is wrong"
+
 
 class Hello(msgspec.Struct, frozen=True):
     version: str
@@ -41,9 +48,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Ok(msgspec.Struct, frozen=True):
-    """HELLO is accepted; so many messages may be sent before an ACK returns credits."""
-
-    credits: int
+    credits: int  # HELLO is accepted; so many messages may be sent before an ACK returns credits
 
 
 class Error(msgspec.Struct, frozen=True):
@@ -51,42 +56,32 @@ class Error(msgspec.Struct, frozen=True):
 
 
 class Notify(msgspec.Struct, frozen=True):
-    """A stream begins, or goes on from a point of reference."""
-
     stream: int
     name: str
-    point: int
+    point: int  # of reference, from which the stream goes on
 
 
 class NotifyAck(msgspec.Struct, frozen=True):
-    """The answer to NOTIFY: whether the stream is accepted, and the point to go on from (None: nothing yet)."""
-
-    success: bool
+    success: bool  # whether the stream is accepted
     stream: int
-    point: int | None
+    point: int | None  # to go on from; None: nothing yet
 
 
 class Message(msgspec.Struct, frozen=True):
-    """Bytes of a stream. To a sink `id` is the offset of the payload's first byte in all that the worker ever put out."""
-
     stream: int
-    id: int
+    id: int  # to a sink, the offset of the payload's first byte in all that the worker ever put out
     payload: bytes
     event_time: int = 0
     key: bytes = b""
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """Credits back, and per stream the point up to which everything is safe."""
-
-    credits: int
-    points: tuple[tuple[int, int], ...] = ()
+    credits: int  # that come back
+    points: tuple[tuple[int, int], ...] = ()  # per stream, up to which everything is safe
 
 
 class Restart(msgspec.Struct, frozen=True):
-    """Come back, at this "host:port" or (empty) at the same place."""
-
-    address: str = ""
+    address: str = ""  # come back, at this HOST:PORT or (empty) at the same place
 
 
 class Eos(msgspec.Struct, frozen=True):
@@ -94,42 +89,32 @@ class Eos(msgspec.Struct, frozen=True):
 
 
 class ListUncommitted(msgspec.Struct, frozen=True):
-    """Which transactions wait for phase two? The tag comes back in the answer."""
-
-    rtag: int
+    rtag: int  # comes back in the answer
 
 
 class ReplyUncommitted(msgspec.Struct, frozen=True):
     rtag: int
-    txns: tuple[str, ...] = ()
+    txns: tuple[str, ...] = ()  # that wait for phase two
 
 
 class Phase1(msgspec.Struct, frozen=True):
-    """Can you promise to commit these (stream, start, end) ranges?"""
-
     txn: str
-    ranges: tuple[tuple[int, int, int], ...]
+    ranges: tuple[tuple[int, int, int], ...]  # (stream, start, end): can you promise to commit these?
 
 
 class Vote(msgspec.Struct, frozen=True):
-    """The answer to phase one. A yes is a promise that outlives the sink's process."""
-
     txn: str
-    commit: bool
+    commit: bool  # a yes is a promise that outlives the sink's process
 
 
 class Phase2(msgspec.Struct, frozen=True):
-    """The outcome. Never answered."""
-
     txn: str
-    commit: bool
+    commit: bool  # the outcome; never answered
 
 
 class WorkersLeft(msgspec.Struct, frozen=True):
-    """These workers are gone for good; their names may begin again at 0."""
-
     rtag: int
-    workers: tuple[str, ...]
+    workers: tuple[str, ...]  # that are gone for good: their names may begin again at 0
 
 
 TwoPhase = ListUncommitted | ReplyUncommitted | Phase1 | Vote | Phase2 | WorkersLeft
@@ -140,13 +125,11 @@ KINDS: tuple[type[Frame], ...] = get_args(Frame)
 
 
 class Send(msgspec.Struct, frozen=True):
-    """What every session asks of its caller: say this to the peer."""
-
-    frame: Frame
+    frame: Frame  # an effect of every session: say this to the peer
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Likewise: end the connection. What is to be sent is sent before."""
+    """Likewise: end the connection, when all that is to be sent is sent."""
 
 
 def name_objection(what: str, name: str) -> str | None:
@@ -169,3 +152,23 @@ def with_fence(program: str, fence: int) -> str:
 def fence_of(program: str) -> int:
     found = _FENCE.search(program)
     return 0 if found is None else int(found[1])
+
+
+def wrong_version(said: str, spoken: str) -> str:
+    return f"version {said!r} is not spoken here; {spoken!r} is"
+
+
+def fenced(why: str) -> str:
+    """Somebody else has the name now."""
+    return f"fenced: {why}"
+
+
+def reason(text: str) -> str:
+    """What the text of an ERROR comes to.
+
+    >>> reason(fenced("another connection has this worker's name now")), reason("the sink failed at Prepare: no fence is left")
+    ('fence', 'other')
+    """
+    if text == WRONG_COOKIE:
+        return COOKIE
+    return VERSION if text.startswith("version ") else FENCE if text.startswith("fenced: ") else OTHER

@@ -1,7 +1,7 @@
 """CSV, with the rows that Spark's reader makes of it.
 
 Rules
-1. Columns go by their place. With a header, the first line of a file that is not blank is left out; its names are not looked at. Blank lines are left out.
+1. Columns go by their place. Blank lines are left out; so is, with a header, the first line that is not blank.
 2. The quick way is Arrow's reader, for the text of the columns, and `cast` for their types. It is taken for a block of lines only if every quote in it
    opens or closes a whole value, without an escape in between.
 3. A value that does not begin with a quote is what stands up to the next separator, quotes and escapes and all. One in quotes ends with a quote that has a
@@ -25,6 +25,7 @@ from millstream.sources.filereading.text_rows import BadLine, TextRows
 
 _BLANK = bytes(range(33))
 _BLANK_LINE = re.compile(rb"^[\x00-\x20]*\n", re.MULTILINE)
+_FIRST_LINE = re.compile(rb"[\x00-\x20]*[^\x00-\x20][^\n]*\n")  # that is not blank, and those before it
 
 
 class CsvRows(TextRows):
@@ -38,15 +39,8 @@ class CsvRows(TextRows):
         self._values = values_of(settings)
 
     def without_header(self, block: bytes) -> bytes | None:
-        if not self.settings.header:
-            return block
-        at = 0
-        while at < len(block):
-            end = block.index(b"\n", at) + 1
-            if block[at:end].strip(_BLANK):
-                return block[end:]
-            at = end
-        return None
+        first = _FIRST_LINE.match(block) if self.settings.header else None
+        return block if not self.settings.header else None if first is None else block[first.end() :]
 
     def quick(self, block: bytes) -> list[pa.Array] | None:
         given = self.settings

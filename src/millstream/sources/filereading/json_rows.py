@@ -1,9 +1,9 @@
 """JSON lines, with the rows that Spark's reader makes of them.
 
 Rules
-1. The quick way is Arrow's reader. It is taken for a block of lines only where its rows are certainly Spark's: every line is one object (rule 2), all is
-   UTF-8, no bare NaN or Inf, no -0 (which Spark reads as 0.0), and dates and times are written in the one form that both read alike.
-   Arrow refuses everything else in which the two differ: values of another type, numbers out of range, names twice, unusual escapes.
+1. The quick way is Arrow's reader, for a block of lines whose rows are certainly Spark's: every line is one object (rule 2), all is UTF-8, no bare NaN or
+   Inf, no -0 (which Spark reads as 0.0), and dates and times are written in the one form that both read alike. Arrow refuses everything else in which
+   the two differ: values of another type, numbers out of range, names twice, unusual escapes.
 2. Every line is one object if the block begins with "{", ends with "}", has "}\\n{" at every end of a line, and gives as many rows as lines: inside
    a JSON value a "{" never follows a "}".
 3. A single line is read by the standard library. What stands behind the first value is not looked at. A column of strings takes a number, true and false
@@ -29,9 +29,8 @@ from millstream.sources.filereading.text_rows import BadLine, TextRows
 
 _ODD = re.compile(rb"[:\[,][ \t]*(?:-?(?:NaN|Inf(?:inity)?)|-0)[ \t]*[,\]}]")
 _ZERO = re.compile(rb"-0[ \t]*[,\]}]")  # found quickly, where there is one
-_ONLY_SPARK = re.compile(
-    "'|[+-](?:INF|Infinity)|\ufeff|\\\\u[dD][89a-fA-F]"
-)  # what Spark's parser takes, or turns into something, and ours does not
+#: What Spark's parser takes, or turns into something, and ours does not.
+_ONLY_SPARK = re.compile("'|[+-](?:INF|Infinity)|\ufeff|\\\\u[dD][89a-fA-F]")
 _BASE64 = re.compile("(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)?")
 _LONGEST, _DEEPEST = 1000, 500  # signs of a number, and levels of nesting, beyond which parsers differ
 _SECONDS = 9_000_000_000_000  # beyond, a timestamp overflows
@@ -40,11 +39,11 @@ Converter = Callable[[Any], Any]
 
 
 class _Integer(str):
-    """The text of a number without point and exponent."""
+    """The text of a number without point and exponent; _Float: of another number."""
 
 
 class _Float(str):
-    """The text of another number."""
+    pass
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -60,7 +59,8 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_int=_Integer, parse
 class JsonRows(TextRows):
     def __init__(self, schema: pa.Schema, unreadable: str | None, settings: Settings) -> None:
         super().__init__(schema, unreadable, settings)
-        self._quick = _quick_schema(self.columns)
+        quick = {field.name: kind for field in self.columns if (kind := _quick_type(field.type, True)) is not None}
+        self._quick = pa.schema(quick) if quick and len(quick) == len(self.columns) else None  # None: Arrow's reader cannot
         self._converters = [_converter(field.type, settings.zone) for field in self.columns]
 
     def quick(self, block: bytes) -> list[pa.Array] | None:
@@ -72,19 +72,16 @@ class JsonRows(TextRows):
             count = block.count(b"\n")
             if not _one_object_a_line(block, count):
                 return None
-        if not block.isascii():
-            try:
-                block.decode()
-            except UnicodeDecodeError:
-                return None
         if (b"Inf" in block or b"NaN" in block or _ZERO.search(block)) and _ODD.search(block):
             return None
         try:
+            if not block.isascii():
+                block.decode()  # only to see whether it is UTF-8
             table = _table(block, self._quick)
             if table.num_rows != count:
                 return None
             return [self._fitted(table.column(field.name), field.type) for field in self.columns]
-        except (pa.ArrowException, OnlySpark):
+        except (UnicodeDecodeError, pa.ArrowException, OnlySpark):
             return None
 
     def _fitted(self, column: pa.ChunkedArray, wanted: pa.DataType) -> pa.Array:
@@ -148,22 +145,13 @@ def _one_object_a_line(block: bytes, count: int) -> bool:
 
 
 def _table(block: bytes, schema: pa.Schema) -> pa.Table:
-    """What Arrow's reader makes of a block. (The one that streams costs a third where there are a few lines only; older versions lack it.)"""
+    """What Arrow's reader makes of a block. (The one that streams costs a third where there are few lines; older versions lack it.)"""
     file = pa.BufferReader(block)
     how = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
     what = pj.ParseOptions(explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="ignore")
     if hasattr(pj, "open_json"):
         return pj.open_json(file, read_options=how, parse_options=what).read_all()
     return pj.read_json(file, read_options=how, parse_options=what)
-
-
-def _quick_schema(fields: list[pa.Field]) -> pa.Schema | None:
-    """What Arrow's reader is to make of the columns; None if it cannot."""
-    types = [_quick_type(field.type, True) for field in fields]
-    names = {field.name for field in fields}
-    if not fields or any(kind is None for kind in types) or len(names) < len(fields):
-        return None
-    return pa.schema([(field.name, kind) for field, kind in zip(fields, types, strict=True)])
 
 
 def _quick_type(kind: pa.DataType, top: bool) -> pa.DataType | None:
@@ -236,8 +224,7 @@ def _string(value: Any) -> str:
 
 
 def _byte(value: Any) -> int:
-    number = parse_values.integer(_of(_Integer, value), 255)
-    if number > 127:  # Spark's parser takes it for a negative one
+    if parse_values.integer(_of(_Integer, value), 255) > 127:  # Spark's parser takes it for a negative one
         raise OnlySpark
     return parse_values.integer(value, 127)
 

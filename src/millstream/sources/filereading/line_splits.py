@@ -4,8 +4,8 @@ Rules
 1. A line ends with "\\n", "\\r\\n" or "\\r", whichever comes, as Hadoop's reader has it. What comes out has "\\n" alone.
 2. A byte order mark at the beginning of the file is left out.
 3. A split of a file is a range of bytes. It has those runs between two "\\n" that begin in it. So splits that lie side by side have every line once.
-4. A compressed file (told by the end of its name, as Spark does) is one split. It is unpacked block by block, and its length is that of what is in it:
-   what an epoch may have, and what is little enough for the driver, is a matter of memory.
+4. A compressed file (told by the end of its name, as Spark does) is one split. Its length is that of what is in it: what an epoch may have is a matter
+   of memory.
 5. A line is at most `LONGEST` bytes: a file that has no ends of lines is an error, and not a reason to hold all of it.
 """
 
@@ -15,7 +15,7 @@ import bz2
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any, BinaryIO, cast
 
@@ -31,10 +31,7 @@ LONGEST = 128 << 20  # bytes of a line
 _SAMPLE, _LEAST, _MOST = 4 << 20, 64 << 10, 64 << 20
 _STEP = 512  # packed bytes, of which a hostile file can make some millions
 _OTHERS = (".snappy", ".lz4", ".zst", ".lzo", ".xz")
-
-
-def is_compressed(path: str) -> bool:
-    return path.endswith((".gz", ".bz2", ".deflate", *_OTHERS))
+_joined = b"".join
 
 
 def _opened(path: str) -> BinaryIO:
@@ -51,7 +48,7 @@ def _opened(path: str) -> BinaryIO:
 
 
 def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK) -> Iterator[bytes]:
-    """The lines of a split in blocks of about so many bytes. Every block ends with "\\n" (added to the last line if it has none) and begins with a line.
+    """The lines of a split in blocks of about so many bytes. Every block is of whole lines, and ends with "\\n" (added to the last line if it has none).
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -98,14 +95,12 @@ def blocks(path: str, start: int = 0, end: int | None = None, size: int = _BLOCK
                 raise too_long()
             if first and block:
                 block, first = block.removeprefix(_MARK), False
+            if b"\r" in block:
+                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             if block:
-                yield _ends(block)
+                yield block if block.endswith(b"\n") else block + b"\n"
             if not data:
                 return
-
-
-def _joined(parts: Sequence[bytes]) -> bytes:
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _skip(file: BinaryIO) -> int:
@@ -119,18 +114,12 @@ def _skip(file: BinaryIO) -> int:
     return count
 
 
-def _ends(block: bytes) -> bytes:
-    if b"\r" in block:
-        block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    return block if block.endswith(b"\n") else block + b"\n"
-
-
 def splits(path: str, length: int, size: int) -> list[tuple[int, int | None]]:
-    if length <= size * 3 // 2 or is_compressed(path):
+    if length <= size * 3 // 2 or path.endswith((*_PACKED, *_OTHERS)):
         return [(0, None)]
     count = -(-length // size)
     borders = [length * at // count for at in range(count)]
-    return [(a, b) for a, b in zip(borders, [*borders[1:], None], strict=True)]
+    return list(zip(borders, [*borders[1:], None], strict=True))
 
 
 def length(path: str) -> int:

@@ -7,8 +7,8 @@ Rules
 3. A file that is older than the newest one that was ever read, by more than `max_age`, is passed over; its name need not be kept. So the set of names does
    not grow for ever.
 4. A plan counts as read only when somebody has said so: by `committed`, or by planning from its end. Else it is planned anew.
-5. A directory whose own time of modification has not changed is not listed again, if it was listed more than 2 seconds after that time (a file system
-   tells times within a second or two apart only), and not longer ago than 30 seconds.
+5. A directory whose own time of modification has not changed is not listed again, if it was listed more than 2 seconds after that time (which is as
+   exact as file systems are), and not longer ago than 30 seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def is_hidden(name: str) -> bool:
 
 
 class NewFiles(NamedTuple):
-    """The files of one plan. end: how many names were ever read, with these. gone: names that need not be kept."""
+    """Of one plan. end: how many names were ever read, with these. gone: names that need not be kept."""
 
     end: int
     names: dict[str, int]
@@ -50,8 +50,7 @@ class Folder:
     """Names and times of the files in one directory, looked at as seldom as possible."""
 
     def __init__(self, path: str, accepts: Callable[[str], bool] = lambda name: True) -> None:
-        self.path = path
-        self._accepts = accepts
+        self.path, self._accepts = path, accepts
         self._known: dict[str, int] = {}
         self._passed: set[str] = set()  # names that are no files of ours: folders, hidden ones
         self._changed = -1  # the directory's own time (ns) at the last listing that can be trusted
@@ -103,15 +102,10 @@ class Folder:
 
 
 class UnreadFiles:
-    """The files of a directory that nobody has read yet.
-
-    max_age: in ms. limit: of files in one plan.
-    """
+    """The files of a directory that nobody has read yet. max_age: in ms. limit: of files in one plan."""
 
     def __init__(self, folder: Folder, max_age: int, limit: int | None) -> None:
-        self._folder = folder
-        self._max_age = max_age
-        self._limit = limit
+        self._folder, self._max_age, self._limit = folder, max_age, limit
         self._read: dict[str, int] = {}
         self._newest: int | None = None  # the time of the newest file that was read
         self._least = _NEVER  # no file in _read is older

@@ -20,15 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from millstream.sources.filereading.errors import WAY_OUT, input_error
+from millstream.sources.filereading.errors import WAY_OUT, Malformed, input_error
 
 _ROWS = 65_536
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _VERSION = b"org.apache.spark.version"
-
-
-class _OtherType(Exception):
-    pass
 
 
 def groups(path: str, size: int) -> list[tuple[int, int | None]]:
@@ -64,7 +60,7 @@ class ParquetRows:
     def _rows(self, path: str, file: Any, groups: range) -> Iterator[pa.RecordBatch]:
         try:
             found = [_matching(field.name, file.schema_arrow) for field in self.schema]
-        except _OtherType as misfit:
+        except Malformed as misfit:
             raise input_error(path, str(misfit)) from None
         names = [field.name for field in found if field is not None]
         if not names:
@@ -72,7 +68,9 @@ class ParquetRows:
                 count = file.metadata.row_group(group).num_rows
                 yield pa.RecordBatch.from_arrays([pa.nulls(count, field.type) for field in self.schema], schema=self.schema)
             return
-        if _is_old(file.metadata.metadata or {}) and any(field is not None and _has_dates(field.type) for field in found):
+        about = file.metadata.metadata or {}
+        is_old = any(key in about for key in _LEGACY) or about.get(_VERSION, b"9").split(b".")[0] in (b"1", b"2")
+        if is_old and any(field is not None and _has_dates(field.type) for field in found):
             raise input_error(path, f"it was written by Spark 2, and its dates may be of the old calendar: {WAY_OUT}")
         raw = all(file.schema.column(at).physical_type != "INT96" for at in range(len(file.schema)))
         for batch in file.iter_batches(_ROWS, row_groups=list(groups), columns=names, use_threads=False):
@@ -83,11 +81,9 @@ class ParquetRows:
                     continue
                 try:
                     arrays.append(_fitted(batch.column(there.name), field.type, raw))
-                except (_OtherType, pa.ArrowException) as misfit:
-                    what = f": {misfit}" if str(misfit) else ""
-                    raise input_error(
-                        path, f"column {field.name!r} is {there.type} in the file, and {field.type} in the schema{what}"
-                    ) from None
+                except (Malformed, pa.ArrowException) as misfit:
+                    what = f"column {field.name!r} is {there.type} in the file, and {field.type} in the schema"
+                    raise input_error(path, f"{what}: {misfit}" if str(misfit) else what) from None
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -95,7 +91,7 @@ def _matching(name: str, fields: Any) -> pa.Field | None:
     """The field of a file's schema, or of a struct in it, that a column is read from."""
     found = [field for field in fields if field.name.lower() == name.lower()]
     if len(found) > 1:
-        raise _OtherType(f"it has {' and '.join(repr(field.name) for field in found)}, and the schema asks for {name!r}")
+        raise Malformed(f"it has {' and '.join(repr(field.name) for field in found)}, and the schema asks for {name!r}")
     return found[0] if found else None
 
 
@@ -136,7 +132,7 @@ def _cast(array: pa.Array, wanted: pa.DataType, raw: bool) -> pa.Array:
     if t.is_date(kind) and (t.is_date(wanted) or wanted == pa.timestamp("us")):
         return array.cast(pa.date32()).cast(wanted)
     if not _takes(kind, wanted):
-        raise _OtherType
+        raise Malformed
     return array.cast(wanted)  # which refuses values that do not fit
 
 
@@ -165,11 +161,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
-
-
-def _is_old(metadata: dict[bytes, bytes]) -> bool:
-    """Whether a file's dates may be of the old calendar."""
-    return any(key in metadata for key in _LEGACY) or metadata.get(_VERSION, b"9").split(b".")[0] in (b"1", b"2")
 
 
 def _has_dates(kind: pa.DataType) -> bool:

@@ -7,8 +7,7 @@ Rules
 2. A text of a plain form that has no such value (2020-02-30, a number that is too large), and one without any digit, is `Malformed`: Spark refuses it too.
 3. Everything else ("2020-1-2", "1d", "PST", years beyond 9999) is `OnlySpark`: Spark may read it, by rules of its own.
 4. A whole column is taken (`cast`) if every text in it is null or of the plainest form of its type: a number as digits, a date, a time with seconds and with
-   Z or nothing behind them. Otherwise `OnlySpark` is raised, and the caller reads value by value.
-5. A date is a number of days since 1970, a timestamp one of microseconds, as Arrow keeps them. A decimal is rounded half up to its scale.
+   Z or nothing behind them. Otherwise `OnlySpark` is raised, and the caller reads value by value. A decimal is rounded half up to its scale.
 """
 
 from __future__ import annotations
@@ -70,11 +69,7 @@ def _unusual(text: str) -> ValueError:
 
 
 def integer(text: str, most: int) -> int:
-    """A whole number up to `most`, and down to -most - 1.
-
-    >>> integer("-128", 127)
-    -128
-    """
+    """A whole number up to `most`, and down to -most - 1."""
     if not _INTEGER.fullmatch(text):
         raise _unusual(text)
     value = int(text)
@@ -108,11 +103,7 @@ def boolean(text: str) -> bool:
 
 
 def fixed_point(text: str, precision: int, scale: int) -> decimal.Decimal:
-    """A decimal number, fitted to a column.
-
-    >>> fixed_point("1.555", 10, 2)
-    Decimal('1.56')
-    """
+    """A decimal number, fitted to a column."""
     if not _NUMBER.fullmatch(text):
         raise _unusual(text)
     try:
@@ -125,11 +116,7 @@ def fixed_point(text: str, precision: int, scale: int) -> decimal.Decimal:
 
 
 def date(text: str) -> int:
-    """Days since 1970.
-
-    >>> date("1970-01-02")
-    1
-    """
+    """Days since 1970."""
     match = _DATE.fullmatch(text)
     if match is None:
         raise _unusual(text)

@@ -33,11 +33,9 @@ _SPLIT = 16 << 20
 
 
 class FileSplit(msgspec.Struct, frozen=True):
-    """A part of a file: bytes, or row groups of a Parquet file, from `start` up to `end` (None: all that follows)."""
-
     path: str
-    start: int = 0
-    end: int | None = None
+    start: int = 0  # bytes, or row groups of a Parquet file
+    end: int | None = None  # None: all that follows
 
 
 class FilesOffset(Offset, frozen=True):
@@ -48,30 +46,23 @@ class FilesOffset(Offset, frozen=True):
 
 class FileReader(PlannedReader):
     def __init__(self, path: str, schema: pa.Schema, settings: Settings, unreadable: str | None) -> None:
-        self.schema = schema
+        self.schema, self._settings, self._unreadable = schema, settings, unreadable
         self._path = os.path.abspath(path)
-        self._settings = settings
-        self._unreadable = unreadable
-        self._listing: UnreadFiles | None = None
+        self._listing = UnreadFiles(Folder(self._path, settings.accepts), settings.max_age, settings.limit)  # the driver's
         self._format: TextRows | ParquetRows | None = None  # made where it is first needed
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_listing": None, "_format": None}
-
-    def _planner(self) -> UnreadFiles:
-        if self._listing is None:
-            self._listing = UnreadFiles(Folder(self._path, self._settings.accepts), self._settings.max_age, self._settings.limit)
-        return self._listing
+        return {name: value for name, value in self.__dict__.items() if name != "_listing"} | {"_format": None}
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
         inside = {os.path.basename(path): at for path, at in names.items() if os.path.dirname(path) == self._path}
-        self._planner().begin(inside, bounded)
+        self._listing.begin(inside, bounded)
 
     def first(self) -> str:
         return FilesOffset(0).text()
 
     def plan(self, start: str) -> SplitPlan:
-        planned = self._planner().plan(FilesOffset.read(start).files, self.most if self._settings.limit is None else None)
+        planned = self._listing.plan(FilesOffset.read(start).files, self.most if self._settings.limit is None else None)
         paths = [os.path.join(self._path, name) for name in planned.names]
         sizes = [line_splits.length(path) for path in paths]
         return SplitPlan(
@@ -95,14 +86,13 @@ class FileReader(PlannedReader):
         try:
             yield from self._format.read(split.path, split.start, split.end)
         except FileNotFoundError:
-            raise input_error(
-                split.path, "there is no such file any longer. Files must stay until the epoch that reads them is committed"
-            ) from None
+            what = "there is no such file any longer. Files must stay until the epoch that reads them is committed"
+            raise input_error(split.path, what) from None
         except (OSError, EOFError, zlib.error) as error:
             raise input_error(split.path, f"{type(error).__name__}: {error}") from error
 
     def refused(self, text: str) -> InputError | None:
-        for name in self._planner().read():
+        for name in self._listing.read():
             path = os.path.join(self._path, name)
             if address(path) in text:
                 try:
@@ -118,15 +108,15 @@ class FileReader(PlannedReader):
         return address(split.path)
 
     def committed(self, end: str) -> None:
-        self._planner().settle(FilesOffset.read(end).files)
+        self._listing.settle(FilesOffset.read(end).files)
 
     def files(self) -> Mapping[str, int]:
         real = os.path.realpath(self._path)
-        return {os.path.join(real, name): modified for name, modified in self._planner().there().items()}
+        return {os.path.join(real, name): modified for name, modified in self._listing.there().items()}
 
     def files_read(self) -> set[str]:
         real = os.path.realpath(self._path)
-        return {os.path.join(real, name) for name in self._planner().read()}
+        return {os.path.join(real, name) for name in self._listing.read()}
 
 
 def _format(schema: pa.Schema, settings: Settings, unreadable: str | None) -> TextRows | ParquetRows:

@@ -1,15 +1,12 @@
-"""The options of the file source that Millstream's own readers understand, and why others are Spark's business.
-
-Rules
-1. An option that is not in these tables, or has a value that is not, is not guessed at: the source is then read by Spark alone, or not at all.
-2. Names are told apart without regard to case, as Spark does.
+"""The options of the file source that Millstream's own readers understand. Names are told apart without regard to case, as Spark does. An option that is not
+in these tables, or has a value that is not, is not guessed at: the source is then read by Spark alone, or not at all.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -42,8 +39,6 @@ _SAME_CSV = _values(
 _UNITS = {"us": 1e-3, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "": 1}
 _AGE = re.compile(r"^([0-9]+)\s*([a-z]*)$")
 _WEEK = 7 * 86_400_000
-
-T = TypeVar("T")
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -95,23 +90,22 @@ def _age(value: str) -> int:
 
 
 def _files(value: str) -> int:
-    return _checked(value.isdecimal() and int(value) > 0, int(value))
+    if not value.isdecimal() or not int(value):
+        raise ValueError
+    return int(value)
 
 
 def _pattern(value: str) -> str:
-    """Names with * and ? only: what else may stand in such a pattern is Hadoop's own."""
-    return _checked(not re.search(r"[^\w.*?=-]", value), re.escape(value).replace(r"\*", ".*").replace(r"\?", "."))
+    if re.search(r"[^\w.*?=-]", value):  # what else than * and ? may stand in a pattern is Hadoop's own
+        raise ValueError
+    return re.escape(value).replace(r"\*", ".*").replace(r"\?", ".")
 
 
 def _sign(value: str) -> str:
     sign = "\t" if value == "\\t" else value
-    return _checked(len(sign) == 1 and sign.isascii() and sign not in "\r\n\0 ", sign)
-
-
-def _checked(is_right: bool, found: T) -> T:
-    if not is_right:
+    if len(sign) != 1 or not sign.isascii() or sign in "\r\n\0 ":
         raise ValueError
-    return found
+    return sign
 
 
 #: By option, its field and what makes a value of its text; an error says that only Spark knows it.

@@ -29,19 +29,15 @@ class BadLine(Exception):
 
     def __init__(self, what: str, row: list[Any] | None = None, only_spark: bool = False) -> None:
         super().__init__(what)
-        self.what = what
-        self.row = row
-        self.only_spark = only_spark
+        self.what, self.row, self.only_spark = what, row, only_spark
 
 
 class TextRows:
     """Reads files of lines into batches of one schema. unreadable: the column for the text of bad lines."""
 
     def __init__(self, schema: pa.Schema, unreadable: str | None, settings: Settings) -> None:
-        self.schema = schema
-        self.settings = settings
+        self.schema, self.settings, self._unreadable = schema, settings, unreadable
         self.columns = [field for field in schema if field.name != unreadable]
-        self._unreadable = unreadable
 
     def quick(self, block: bytes) -> list[pa.Array] | None:
         raise NotImplementedError
@@ -115,15 +111,14 @@ class TextRows:
 
     def _told(self, error: BadLine, line: bytes, path: str, number: int | None) -> str | None:
         """What the column for bad lines says of one; None if it is left out."""
-        text = line.decode("utf-8", "replace")
         if self.settings.drops and not error.only_spark:
             return None
-        if self._unreadable is None and error.only_spark:
-            raise input_error(path, f"{error.what}, and {WAY_OUT}", number, text) from OnlySpark()
+        text = line.decode("utf-8", "replace")
+        what = f"{error.what}, and {WAY_OUT}" if error.only_spark else error.what
         if self._unreadable is None:
-            raise input_error(path, error.what, number, text) from None
+            raise input_error(path, what, number, text) from (OnlySpark() if error.only_spark else None)
         where = "" if number is None else f"line {number}: "
-        return f"{text}{BETWEEN}{BETWEEN}{where}{error.what}, and {WAY_OUT}" if error.only_spark else text
+        return f"{text}{BETWEEN}{BETWEEN}{where}{what}" if error.only_spark else text
 
     def _batch(self, arrays: list[pa.Array], bad: list[str | None] | None = None) -> pa.RecordBatch:
         if self._unreadable is not None:

@@ -4,8 +4,7 @@ a worker's name.
 The contract
 1. `recover` comes first, at every connection of the worker, perhaps many times on the same object. It says what survived: the committed offset, and
    the transaction that is open. It drops everything else that was appended.
-2. `begin`, `append`..., then `prepare` or nothing. `begin` says at which offset the bytes go on: the committed offset. What `append` takes need not
-   be durable.
+2. `begin`, `append`..., then `prepare` or nothing. `begin` says at which offset the bytes go on: the committed one. What `append` takes need not be durable.
 3. `begin_next` comes instead of `begin` if a transaction is prepared, and says at which offset that one ends: `append` is then about the transaction
    behind it. `commit` of the first leaves those bytes where they are; the next `prepare` promises them with whatever follows; `rollback` (of all
    bytes from `committed` on) and `recover` drop them. Who returns False gets none: they are refused, and come again after a rollback.

@@ -8,13 +8,13 @@
 Rules
 1. Before a vote: the bytes are synced, then the record that promises them. Before a commit is over: its record is synced. A new file counts only when
    its folder is synced too.
-2. Committed is what the log says. A reader takes no byte behind that offset, so it needs no lock and no server. What is neither committed nor
-   promised is cut off by recovery.
+2. Committed is what the log says. A reader takes no byte behind that offset, so it needs no lock and no server. Recovery cuts off what is neither
+   committed nor promised.
 3. An output that is shorter than its log says is refused: bytes were lost, and to fill up with zeros would hide it.
 4. A log that has grown is replaced by its condensed form, in one rename.
 5. One server owns a folder: a second one would cut what the first one appends.
-6. A worker's name is data, and becomes a file name only through `file_name`: different names have different ones, of letters, digits, `_`, `-`, `%`
-   and `~` alone. A long one is cut and told apart by its SHA-256, behind a `~`.
+6. A worker's name becomes a file name only through `file_name`: different names have different ones, of letters, digits, `_`, `-`, `%` and `~` alone.
+   A long one is cut and told apart by its SHA-256, behind a `~`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,10 @@ from millstream.state.durable import lock_folder, replace_file, sync_folder, wri
 #: A log longer than this is replaced by its condensed form.
 LOG_LIMIT = 1 << 20
 _PIECE = 1 << 20
-
-
 _LONGEST, _CUT = 120, 40  # characters of a file name
 
 
 def _sync(fd: int) -> None:
-    """What was written is on the disk, and the file as long as it must be to read it."""
     getattr(os, "fdatasync", os.fsync)(fd)
 
 
@@ -77,13 +74,10 @@ class FileOutputs:
 
 class FileOutput(Output):
     def __init__(self, folder: Path, worker: str) -> None:
-        self._root = folder
-        self._worker = worker
+        self._root, self._worker = folder, worker
         self._folder = folder / "workers" / file_name(worker)
-        self._data = -1
-        self._log = -1
+        self._data = self._log = -1
         self._log_size = 0
-        self._recovered = Recovered()
 
     def recover(self) -> Recovered:
         self.close()
@@ -95,33 +89,30 @@ class FileOutput(Output):
         self._data = os.open(self._folder / "output", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         if fresh:
             sync_folder(self._folder)
-        found, size, torn = self._read_log()
-        self._recovered = found
-        if torn:
-            os.ftruncate(self._log, size)
+        found, size = self._read_log()
+        os.ftruncate(self._log, size)  # behind it is a torn tail, if anything
         if not size:
             write_all(self._log, txnlog.condensed(self._worker, Recovered()))
-            size = os.fstat(self._log).st_size
         os.fsync(self._log)
-        self._log_size = size
+        self._log_size = os.fstat(self._log).st_size
         keep, there = found.held, os.fstat(self._data).st_size
         if there < keep:
             raise DamageError(
                 f"the output {self._folder / 'output'} has {there} bytes, but its log says that {keep} were made durable. "
                 f"Restore it from a copy, or move the folder away if the worker may begin again."
             )
-        if there > keep:
-            os.ftruncate(self._data, keep)
+        os.ftruncate(self._data, keep)
         os.fsync(self._data)
         return found
 
-    def _read_log(self) -> tuple[Recovered, int, bool]:
+    def _read_log(self) -> tuple[Recovered, int]:
+        """What the log says, and how many bytes of it say something."""
         data = os.pread(self._log, os.fstat(self._log).st_size, 0)
         entries, size = txnlog.decode_log(data, str(self._folder / "log"))
         named = [entry.worker for entry in entries if isinstance(entry, txnlog.Named)]
         if named and named[-1] != self._worker:
             raise DamageError(f"{self._folder / 'log'} belongs to worker {named[-1]!r}, not to {self._worker!r}")
-        return txnlog.recovered(entries), size, size < len(data)
+        return txnlog.recovered(entries), size
 
     def begin(self, offset: int) -> None:
         there = os.fstat(self._data).st_size
@@ -182,7 +173,7 @@ class FileOutput(Output):
         self._log_size += len(data)
 
     def _condense(self) -> None:
-        found, _, _ = self._read_log()
+        found, _ = self._read_log()
         replace_file(self._folder / "log", txnlog.condensed(self._worker, found), beside="log.new")
         os.close(self._log)
         self._log = os.open(self._folder / "log", os.O_RDWR | os.O_APPEND)

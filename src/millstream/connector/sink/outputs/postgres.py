@@ -2,14 +2,13 @@
 
     TABLE(worker, at, line)              the committed lines; `at` is the offset of the line's first byte, `line` the bytes without the newline
     TABLE_staged(worker, at, line)       lines of transactions that are not committed
-    TABLE_workers(worker, committed, rest, last, txn, txn_end, txn_rest, veto, fence)
-                                         one row per worker: how far it is, and which transaction is open
+    TABLE_workers(worker, ...)           one row per worker: how far it is, and which transaction is open
 
 Rules
 1. Bytes become rows of the staging table, in an SQL transaction that phase one commits together with the promise. Phase two is one SQL transaction
    too: it moves the rows, sets the committed offset and forgets the promise. So rows and commit mark cannot come apart.
-2. Why no PREPARE TRANSACTION: most servers have it switched off, and one that is forgotten between the phases would hold its locks and keep the
-   database from being vacuumed. A staging table gives the same guarantee, for the price of writing the rows twice.
+2. Why no PREPARE TRANSACTION: most servers have it switched off, and one that is forgotten between the phases holds its locks. A staging table gives the
+   same guarantee, for the price of writing the rows twice.
 3. Rows of the next transaction may be staged while one is open. They begin where the rows of the open one end: at its end, less the line that it
    leaves unfinished. Phase two moves the rows before that place; recovery deletes those behind it, which nobody has promised.
 4. What has no newline yet is kept in `rest`, with the worker's row, and becomes a row when its newline is committed.
@@ -29,6 +28,14 @@ from millstream.errors import DefinitionError, SinkError
 from millstream.extras import needed
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}(\.[a-z_][a-z0-9_]{0,47})?")
+_ROW = "worker text, at bigint, line bytea NOT NULL"
+_STATE = "committed bigint NOT NULL, rest bytea NOT NULL, last text, txn text, txn_end bigint, txn_rest bytea, veto text"
+_TABLES = {
+    "": f"{_ROW}, PRIMARY KEY (worker, at)",
+    "_staged": f"{_ROW}, PRIMARY KEY (worker, at)",
+    "_workers": f"worker text PRIMARY KEY, {_STATE}, fence bigint NOT NULL DEFAULT 0",
+    "_left": f"{_ROW}, archived timestamptz",
+}
 _LOCK_WAIT = "10s"
 _LINE_LIMIT = 32 << 20
 
@@ -40,18 +47,10 @@ class PostgresOutputs:
         if not _NAME.fullmatch(table):
             raise DefinitionError(f"{table!r} cannot be the name of the table: lower-case letters, digits and _, at most 48")
         self.dsn, self.table = dsn, table
-        row = "worker text, at bigint, line bytea NOT NULL"
-        state = "committed bigint NOT NULL, rest bytea NOT NULL, last text, txn text, txn_end bigint, txn_rest bytea, veto text"
-        tables = {
-            "": f"{row}, PRIMARY KEY (worker, at)",
-            "_staged": f"{row}, PRIMARY KEY (worker, at)",
-            "_workers": f"worker text PRIMARY KEY, {state}, fence bigint NOT NULL DEFAULT 0",
-            "_left": f"{row}, archived timestamptz",
-        }
         with _connected(dsn) as connection:
             # two servers that start at the same time would both create, and one would fail
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (zlib.crc32(table.encode()),))
-            for suffix, columns in tables.items():
+            for suffix, columns in _TABLES.items():
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {table}{suffix} ({columns})")
 
     def __call__(self, worker: str) -> PostgresOutput:
@@ -80,17 +79,18 @@ class PostgresOutput(Output):
         """Carries out a statement about this worker, in which LINES stands for the name of the table."""
         return self._connection.execute(text.replace("LINES", self._table), {"worker": self._worker, **values})
 
+    def _set(self, columns: str, where: str = "true", **values: Any) -> Any:
+        """Changes this worker's row, and gives its `rest`."""
+        return self._sql(f"UPDATE LINES_workers SET {columns} WHERE worker = %(worker)s AND {where} RETURNING rest", **values)
+
     def recover(self) -> Recovered:
         self.close()
         self._connection = _connected(self._dsn)
         self._lock()
-        found = self._sql(
+        self._sql("INSERT INTO LINES_workers (worker, committed, rest) VALUES (%(worker)s, 0, '') ON CONFLICT DO NOTHING")
+        committed, rest, last, txn, end, txn_rest, veto, fence = self._sql(
             "SELECT committed, rest, last, txn, txn_end, txn_rest, veto, fence FROM LINES_workers WHERE worker = %(worker)s"
         ).fetchone()
-        if found is None:
-            self._sql("INSERT INTO LINES_workers (worker, committed, rest) VALUES (%(worker)s, 0, '')")
-            found = (0, b"", None, None, None, None, None, 0)
-        committed, rest, last, txn, end, txn_rest, veto, fence = found
         opened = None if txn is None else Open(txn, end, veto)
         promised = opened is not None and opened.veto is None
         self._rest = bytes(txn_rest if promised else rest)
@@ -127,21 +127,12 @@ class PostgresOutput(Output):
                     self._at += len(line) + 1
 
     def prepare(self, txn: str, start: int, end: int) -> None:
-        self._sql(
-            "UPDATE LINES_workers SET txn = %(txn)s, txn_end = %(end)s, txn_rest = %(rest)s, veto = NULL WHERE worker = %(worker)s",
-            txn=txn,
-            end=end,
-            rest=self._rest,
-        )
+        self._set("txn = %(txn)s, txn_end = %(end)s, txn_rest = %(rest)s, veto = NULL", txn=txn, end=end, rest=self._rest)
         self._connection.commit()
 
     def veto(self, txn: str, why: str) -> None:
         self._connection.rollback()
-        self._sql(
-            "UPDATE LINES_workers SET txn = %(txn)s, txn_end = committed, txn_rest = rest, veto = %(why)s WHERE worker = %(worker)s",
-            txn=txn,
-            why=why,
-        )
+        self._set("txn = %(txn)s, txn_end = committed, txn_rest = rest, veto = %(why)s", txn=txn, why=why)
         self._connection.commit()
 
     def commit(self, txn: str, end: int) -> None:
@@ -150,25 +141,20 @@ class PostgresOutput(Output):
             "AND at < (SELECT txn_end - length(txn_rest) FROM LINES_workers WHERE worker = %(worker)s) RETURNING worker, at, line) "
             "INSERT INTO LINES SELECT worker, at, line FROM moved"
         )
-        self._sql(
-            "UPDATE LINES_workers SET committed = txn_end, rest = txn_rest, last = txn, txn = NULL, txn_end = NULL, txn_rest = NULL "
-            "WHERE worker = %(worker)s AND txn = %(txn)s",
-            txn=txn,
-        )
+        after = "committed = txn_end, rest = txn_rest, last = txn, txn = NULL, txn_end = NULL, txn_rest = NULL"
+        self._set(after, "txn = %(txn)s", txn=txn)
         self._connection.commit()
 
     def rollback(self, txn: str, committed: int) -> None:
         self._connection.rollback()
         self._sql("DELETE FROM LINES_staged WHERE worker = %(worker)s")
-        (rest,) = self._sql(
-            "UPDATE LINES_workers SET txn = NULL, txn_end = NULL, txn_rest = NULL, veto = NULL WHERE worker = %(worker)s RETURNING rest"
-        ).fetchone()
+        (rest,) = self._set("txn = NULL, txn_end = NULL, txn_rest = NULL, veto = NULL").fetchone()
         self._connection.commit()
         self._rest = bytes(rest)
         self._at = committed - len(self._rest)
 
     def seal(self, fence: int) -> None:
-        self._sql("UPDATE LINES_workers SET fence = %(fence)s WHERE worker = %(worker)s", fence=fence)
+        self._set("fence = %(fence)s", fence=fence)
         self._connection.commit()
 
     def archive(self) -> None:

@@ -7,19 +7,18 @@ Rules
 1. Bytes that begin at `received` are appended. Nothing else moves `received` forward, so what is held never has holes.
 2. Bytes below `received` are a repetition. If they equal what is held they are dropped (and what reaches beyond is appended); if not, the worker's
    output has two versions, and the transaction is vetoed.
-3. Bytes that begin beyond `received` leave a gap. They are dropped, and the transaction is vetoed. Once vetoed, everything is dropped until a
-   rollback.
+3. Bytes that begin beyond `received` leave a gap: the transaction is vetoed. Once vetoed, everything is dropped until a rollback.
 4. The vote is yes only for exactly one range, of stream 1, from `committed` to `received`, if nothing is vetoed, no other transaction is open, and no
    transaction of that name was the last to be committed. A start that the peer sent is compared and never used.
 5. A transaction that was voted upon is open until phase two, whichever the vote was, also after a restart: a vetoed one can only be rolled back. A
    veto that was never asked for needs no memory: after a restart rule 4 sees that the range's end is not `received`. At most one transaction is open,
    since a worker that is told of two gives up; the vote on a second one is no and leaves no trace.
-6. Rules 1 to 3 hold while a transaction is open, too: what comes then, and a veto that it earns, is of the next one. A promise is not taken back.
-   Behind a transaction that was voted down everything is dropped.
+6. While a transaction is open, what comes, and a veto that it earns, is of the next one. A promise is not taken back. Behind a transaction that was
+   voted down everything is dropped.
 7. Rollback cuts to `committed`, and lifts every veto; the worker sends again from there. Commit moves `committed` to the end of the transaction; what
    came behind it stays, and so does a veto of that.
-8. Phase two may come again, or be of a transaction that is not known. Neither does anything. To commit what was vetoed, and to roll back what is
-   known to be committed, is the peer's error: it would be believed to have happened.
+8. Phase two that comes again, or of an unknown transaction, does nothing. To commit what was vetoed, and to roll back what is known to be committed, is
+   the peer's error: it would be believed to have happened.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ class Ledger:
         self.received = recovered.held
 
     def held(self, offset: int) -> int | None:
-        """Rules 1 to 3: how many of the bytes from this offset on are held already. None: what comes there is dropped. If there are any, `compared` is to be
-        told how it went."""
+        """Rules 1 to 3: how many of the bytes from this offset on are held already, to be `compared`. None: what comes there is dropped."""
         if self.veto is not None or (self.open is not None and self.open.veto is not None):
             return None
         if offset > self.received:

@@ -1,26 +1,18 @@
 """The sink's end of a connection: messages in, effects out. No sockets, no files, no clock.
 
-    INITIAL          nothing was said yet
-    AWAIT_APPROVAL   the worker is known and its output recovered; it has to announce its stream
-    READY            bytes may come, and phase one
-    PREPARED         phase one was answered, on this connection or an earlier one; bytes that come belong to the next transaction
-    CLOSED           over
-
 Rules
 1. `TABLE` says what may come in which state and where it leads. Anything else, and what cannot be decoded, is answered with ERROR, and the connection
    is closed: a worker comes back only after that. ERROR is the peer's last word and gets no answer. A bad peer costs its own connection only.
 2. Recovery is complete before OK is sent. NOTIFY_ACK, which a worker may ask for again at any time, and the ACK of EOS tell how many bytes the sink
    holds, those of an open transaction included; they need not be committed.
-3. A transaction that was open when the worker was last here makes the stream begin in PREPARED. It is told on LIST_UNCOMMITTED, and only phase two
-   leads back to READY.
+3. A transaction that was open when the worker was last here makes the stream begin in PREPARED. LIST_UNCOMMITTED tells it; phase two leads to READY.
 4. Phase one leads to PREPARED whichever the vote is. After a no the worker closes, comes back, and rolls back what it finds listed.
 5. PHASE2, MESSAGE and WORKERS_LEFT are never answered: an answer would end the worker. Phase two of an unknown transaction is noted and ignored.
 6. Everything about offsets is decided in `ledger`.
 7. Bytes between the phases are put behind those of the open transaction. They survive its commit and go with its rollback. If the output cannot take
    them, they are dropped, and the next transaction is vetoed.
-8. A worker may say a fence in its HELLO: a number that never goes back for a name. A HELLO with a lower one is refused, also after a restart, and
-   cuts nobody off. So a coordinator that has counted its votes can lock out attempts that come too late. Who says none is at 0; the last to come has
-   the name.
+8. A worker may say a fence in its HELLO, else it is at 0: a number that never goes back for a name. A HELLO with a lower one is refused, also after a
+   restart, and cuts nobody off. So a coordinator that has counted its votes can lock out attempts that come too late.
 
 The caller's duties
 1. Carry out the effects in order. If one cannot be carried out: drop the rest, call `failed`, and carry out what that returns.
@@ -43,7 +35,6 @@ import msgspec
 
 from millstream.connector.sink.protocol.ledger import Ledger, Recovered
 from millstream.connector.wire import messages as m
-from millstream.connector.wire import refusals
 from millstream.connector.wire.messages import Close, Send
 from millstream.errors import LocalProtocolError, RemoteProtocolError
 
@@ -53,15 +44,12 @@ CREDITS = 1 << 30
 #: How many workers one message may say to have left.
 LEAVING = 1000
 
-
 #: Methods of an `Output` whose result is given to `answer`.
 ANSWERED = frozenset({"recover", "same", "begin_next"})
 
 
 class Do(msgspec.Struct, frozen=True):
-    """Call this method of the worker's output."""
-
-    method: str
+    method: str  # to be called, of the worker's output
     args: tuple[Any, ...] = ()
 
 
@@ -74,9 +62,7 @@ class Ignored(msgspec.Struct, frozen=True):
 
 
 class Archive(msgspec.Struct, frozen=True):
-    """These workers have left: put their output aside, so that the names begin at 0."""
-
-    workers: tuple[str, ...]
+    workers: tuple[str, ...]  # that have left: put their output aside, so that the names begin at 0
 
 
 SinkEffect = Send | Close | Do | Ignored | Archive
@@ -87,10 +73,10 @@ def do(method: str, *args: Any) -> Do:
 
 
 class SinkState(enum.Enum):
-    INITIAL = "Initial"
-    AWAIT_APPROVAL = "AwaitApproval"
-    READY = "Ready"
-    PREPARED = "Prepared"
+    INITIAL = "Initial"  # nothing was said yet
+    AWAIT_APPROVAL = "AwaitApproval"  # the worker is known and its output recovered; it has to announce its stream
+    READY = "Ready"  # bytes may come, and phase one
+    PREPARED = "Prepared"  # phase one was answered, on this connection or an earlier one; bytes that come belong to the next transaction
     CLOSED = "Closed"
 
 
@@ -123,7 +109,7 @@ TABLE: dict[SinkState, dict[type[m.Frame], dict[str, SinkState]]] = {
 
 
 def too_low(said: int, known: int) -> str:
-    return refusals.fenced(f"this worker is at fence {known}, and {said} is over")
+    return m.fenced(f"this worker is at fence {known}, and {said} is over")
 
 
 class SinkSession:
@@ -145,7 +131,6 @@ class SinkSession:
             m.Phase2: self._phase2,
             m.WorkersLeft: self._workers_left,
             m.Eos: self._eos,
-            m.Error: self._error,
         }
 
     @property
@@ -158,6 +143,9 @@ class SinkSession:
             raise LocalProtocolError(f"{self._asked.method} waits for its answer")
         if self.state is CLOSED:
             return []
+        if type(message) is m.Error:
+            self._to(m.Error, "over")
+            return [Close()]
         if type(message) not in TABLE[self.state]:
             return self.failed(f"{type(message).__name__} is not expected in state {self.state.value}")
         try:
@@ -195,9 +183,9 @@ class SinkSession:
 
     def _hello(self, hello: m.Hello) -> list[SinkEffect]:
         if hello.version != m.SINK_VERSION:
-            raise RemoteProtocolError(refusals.wrong_version(hello.version, m.SINK_VERSION))
+            raise RemoteProtocolError(m.wrong_version(hello.version, m.SINK_VERSION))
         if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
-            raise RemoteProtocolError(refusals.WRONG_COOKIE)
+            raise RemoteProtocolError(m.WRONG_COOKIE)
         objection = m.name_objection("worker", hello.instance)
         if objection is not None:
             raise RemoteProtocolError(objection)
@@ -267,9 +255,7 @@ class SinkSession:
         if self.worker in left.workers:
             raise RemoteProtocolError(f"worker {self.worker!r} says that it has left, and is still here")
         if len(left.workers) > LEAVING:
-            raise RemoteProtocolError(
-                f"{len(left.workers)} workers are said to have left at once; at most {LEAVING} can be told in one message"
-            )
+            raise RemoteProtocolError(f"{len(left.workers)} workers are said to have left at once; one message tells of at most {LEAVING}")
         self._to(m.WorkersLeft, "archived")
         gone = tuple(name for name in dict.fromkeys(left.workers) if m.name_objection("worker", name) is None)
         return [Archive(gone)] if gone else []
@@ -279,7 +265,3 @@ class SinkSession:
             raise RemoteProtocolError(f"stream {eos.stream} was never announced")
         self._to(m.Eos, "acknowledged")
         return [Send(m.Ack(0, ((eos.stream, self.ledger.received),)))]
-
-    def _error(self, error: m.Error) -> list[SinkEffect]:
-        self._to(m.Error, "over")
-        return [Close()]

@@ -22,44 +22,32 @@ MAGIC = b"MSTX1\n"
 
 
 class Named(msgspec.Struct, frozen=True, tag="named"):
-    """Whose log this is: file names do not always tell."""
-
-    worker: str
+    worker: str  # whose log this is: file names do not always tell
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """Bytes start to end are durable, and will be committed if phase two says so."""
-
     txn: str
     start: int
-    end: int
+    end: int  # bytes from start up to here are durable, and will be committed if phase two says so
 
 
 class Vetoed(msgspec.Struct, frozen=True, tag="vetoed"):
-    """The transaction was voted down, and waits to be rolled back."""
-
-    txn: str
+    txn: str  # was voted down, and waits to be rolled back
     why: str
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """Bytes below the offset are committed, for ever."""
-
     txn: str
-    offset: int
+    offset: int  # bytes below it are committed, for ever
 
 
 class RolledBack(msgspec.Struct, frozen=True, tag="rolled back"):
-    """The transaction is gone. The offset is that of the last commit."""
-
     txn: str
-    offset: int
+    offset: int  # of the last commit
 
 
 class Sealed(msgspec.Struct, frozen=True, tag="sealed"):
-    """The worker is at this fence: who says a lower one is refused."""
-
-    fence: int
+    fence: int  # at which the worker is: who says a lower one is refused
 
 
 LogEntry = Named | Sealed | Prepared | Vetoed | Committed | RolledBack

@@ -1,19 +1,5 @@
 """The worker's end of a connection to a sink: what is sent and received, in which order. No sockets, no clock.
 
-    INITIAL        not greeted yet
-    AWAIT_OK       HELLO, NOTIFY and LIST_UNCOMMITTED are sent, all at once; OK comes first
-    AWAIT_ACK      then NOTIFY_ACK
-    AWAIT_LIST     then REPLY_UNCOMMITTED
-    READY          bytes may be sent, and phase one
-    UNDECIDED      a transaction was left open by an earlier connection: phase two, before anything else
-    RESOLVED       phase two was sent for it. Where the output now ends is told to the next connection only
-    AWAIT_VOTE     phase one is sent
-    VOTED          the sink promised; phase two decides
-    REFUSED        the sink voted no: come back, and roll back what is listed
-    LISTING        LIST_UNCOMMITTED is sent again, to see that phase two arrived; RESOLVING: of an earlier connection's transaction
-    ENDING         EOS is sent
-    CLOSED         over
-
 Rules
 1. `SENT` says what we may send: anything else is our own mistake (`LocalProtocolError`) and nothing is sent. `RECEIVED` says what may come: anything
    else is the sink's (`RemoteProtocolError`), and the session is over. ERROR and RESTART may come at any time and are the sink's last words.
@@ -33,51 +19,52 @@ from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 
 class WorkerState(enum.Enum):
-    INITIAL = "Initial"
-    AWAIT_OK = "AwaitOk"
-    AWAIT_ACK = "AwaitNotifyAck"
-    AWAIT_LIST = "AwaitUncommitted"
-    READY = "Ready"
-    UNDECIDED = "Undecided"
-    RESOLVED = "Resolved"
-    AWAIT_VOTE = "AwaitVote"
-    VOTED = "Voted"
-    REFUSED = "Refused"
-    LISTING = "Listing"
-    RESOLVING = "Resolving"
-    ENDING = "Ending"
+    INITIAL = "Initial"  # not greeted yet
+    AWAIT_OK = "AwaitOk"  # HELLO, NOTIFY and LIST_UNCOMMITTED are sent, all at once; OK comes first
+    AWAIT_ACK = "AwaitNotifyAck"  # then NOTIFY_ACK
+    AWAIT_LIST = "AwaitUncommitted"  # then REPLY_UNCOMMITTED
+    READY = "Ready"  # bytes may be sent, and phase one
+    UNDECIDED = "Undecided"  # a transaction was left open by an earlier connection: phase two, before anything else
+    RESOLVED = "Resolved"  # phase two was sent for it; where the output now ends is told to the next connection only
+    AWAIT_VOTE = "AwaitVote"  # phase one is sent
+    VOTED = "Voted"  # the sink promised; phase two decides
+    REFUSED = "Refused"  # the sink voted no: come back, and roll back what is listed
+    LISTING = "Listing"  # LIST_UNCOMMITTED is sent again, to see that phase two arrived
+    RESOLVING = "Resolving"  # likewise, of an earlier connection's transaction
+    ENDING = "Ending"  # EOS is sent
     CLOSED = "Closed"
 
 
+_S = WorkerState
+
 #: state -> what we send -> the next state. HELLO stands for all three opening messages.
-SENT: dict[WorkerState, dict[type[m.Frame], WorkerState]] = {state: {} for state in WorkerState} | {
-    WorkerState.INITIAL: {m.Hello: WorkerState.AWAIT_OK},
-    WorkerState.READY: {
-        m.Message: WorkerState.READY,
-        m.Phase1: WorkerState.AWAIT_VOTE,
-        m.ListUncommitted: WorkerState.LISTING,
-        m.WorkersLeft: WorkerState.READY,
-        m.Eos: WorkerState.ENDING,
+SENT: dict[WorkerState, dict[type[m.Frame], WorkerState]] = {state: {} for state in _S} | {
+    _S.INITIAL: {m.Hello: _S.AWAIT_OK},
+    _S.READY: {
+        m.Message: _S.READY,
+        m.Phase1: _S.AWAIT_VOTE,
+        m.ListUncommitted: _S.LISTING,
+        m.WorkersLeft: _S.READY,
+        m.Eos: _S.ENDING,
     },
-    WorkerState.UNDECIDED: {m.Phase2: WorkerState.RESOLVED},
-    WorkerState.RESOLVED: {m.ListUncommitted: WorkerState.RESOLVING},
-    WorkerState.VOTED: {m.Phase2: WorkerState.READY},
+    _S.UNDECIDED: {m.Phase2: _S.RESOLVED},
+    _S.RESOLVED: {m.ListUncommitted: _S.RESOLVING},
+    _S.VOTED: {m.Phase2: _S.READY},
 }
-
 _ANSWERS: dict[WorkerState, dict[type[m.Frame], dict[str, WorkerState]]] = {
-    WorkerState.AWAIT_OK: {m.Ok: {"accepted": WorkerState.AWAIT_ACK}},
-    WorkerState.AWAIT_ACK: {m.NotifyAck: {"accepted": WorkerState.AWAIT_LIST}},
-    WorkerState.AWAIT_LIST: {m.ReplyUncommitted: {"none": WorkerState.READY, "one": WorkerState.UNDECIDED}},
-    WorkerState.AWAIT_VOTE: {m.Vote: {"yes": WorkerState.VOTED, "no": WorkerState.REFUSED}},
-    WorkerState.LISTING: {m.ReplyUncommitted: {"none": WorkerState.READY}},
-    WorkerState.RESOLVING: {m.ReplyUncommitted: {"none": WorkerState.RESOLVED}},
-    WorkerState.ENDING: {m.Ack: {"acknowledged": WorkerState.READY}},
+    _S.AWAIT_OK: {m.Ok: {"accepted": _S.AWAIT_ACK}},
+    _S.AWAIT_ACK: {m.NotifyAck: {"accepted": _S.AWAIT_LIST}},
+    _S.AWAIT_LIST: {m.ReplyUncommitted: {"none": _S.READY, "one": _S.UNDECIDED}},
+    _S.AWAIT_VOTE: {m.Vote: {"yes": _S.VOTED, "no": _S.REFUSED}},
+    _S.LISTING: {m.ReplyUncommitted: {"none": _S.READY}},
+    _S.RESOLVING: {m.ReplyUncommitted: {"none": _S.RESOLVED}},
+    _S.ENDING: {m.Ack: {"acknowledged": _S.READY}},
 }
-_LAST_WORDS: dict[type[m.Frame], dict[str, WorkerState]] = {m.Error: {"over": WorkerState.CLOSED}, m.Restart: {"over": WorkerState.CLOSED}}
-
 #: state -> what comes -> what it came to -> the next state. What is missing leads to CLOSED (rule 1).
 RECEIVED: dict[WorkerState, dict[type[m.Frame], dict[str, WorkerState]]] = {
-    state: {} if state in (WorkerState.INITIAL, WorkerState.CLOSED) else {**_ANSWERS.get(state, {}), **_LAST_WORDS} for state in WorkerState
+    **{state: {**_ANSWERS.get(state, {}), m.Error: {"over": _S.CLOSED}, m.Restart: {"over": _S.CLOSED}} for state in _S},
+    _S.INITIAL: {},
+    _S.CLOSED: {},
 }
 
 #: States in which the sink is to say something before we may go on.
@@ -110,9 +97,6 @@ class WorkerSession:
         at = self.offset
         self.offset += size
         return at
-
-    def check_writable(self) -> None:
-        self._check(m.Message)
 
     def prepare(self, txn: str) -> list[m.Frame]:
         self._sent(m.Phase1)
@@ -149,12 +133,12 @@ class WorkerSession:
         self._rtag += 1
         return m.ListUncommitted(self._rtag)
 
-    def _check(self, kind: type[m.Frame]) -> None:
+    def check(self, kind: type[m.Frame]) -> None:
         if kind not in SENT[self.state]:
             raise LocalProtocolError(f"{kind.__name__} cannot be sent in state {self.state.value}")
 
     def _sent(self, kind: type[m.Frame]) -> None:
-        self._check(kind)
+        self.check(kind)
         self.state = SENT[self.state][kind]
 
     # ---- what we hear

@@ -1,15 +1,13 @@
 """A stream as its pusher keeps it: what waits to be sent, what to be acknowledged, and what is left to do after each reconnect. No sockets, no clock.
 
 Rules
-1. Messages wait in two queues: `unsent`, and behind their sending `unacknowledged`. Ids in both increase, and those of the second are below those of
-   the first.
+1. Messages wait in two queues: `unsent`, and behind their sending `unacknowledged`. Ids increase in both, and over both.
 2. What is acknowledged is forgotten, wherever it waits. When the connection is lost, everything else is unsent again, in its order.
 3. A declared watermark waits behind the messages before it. Once sent it is forgotten, and after a lost connection the latest is sent again, behind
    everything that waits: it is a promise about what comes later.
 4. The end is sent when nothing else waits, and again after a lost connection. Only a stream that has nothing left to be acknowledged is left alone:
    it may be somebody else's by now.
-5. For how long a stream has been refused counts from the first time, over lost connections.
-6. Methods that queue or drop bytes return how many: what a client keeps is bounded over all of its streams.
+5. Methods that queue or drop bytes return how many: what a client keeps is bounded over all of its streams.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ class Outgoing:
         return 0 if point is None else self.acknowledge(point)
 
     def refused(self, now: float, again: float) -> float:
-        """Somebody else pushes it. It may be asked for again in a while; returns for how long it has been refused."""
+        """Somebody else pushes it. It may be asked for again in a while; returns for how long it has been refused, over lost connections."""
         self.refused_since = now if self.refused_since is None else self.refused_since
         self.ask_at = now + again
         return now - self.refused_since

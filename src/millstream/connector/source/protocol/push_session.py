@@ -1,21 +1,13 @@
 """The client's end of a connection that pushes into a pipeline: what may be said, and what was heard. No sockets, no clock.
 
-A connection has a state, and each stream on it:
-
-    INITIAL    nothing was said yet                  ABSENT    not announced, refused, or ended
-    AWAIT_OK   HELLO is sent                         ASKED     NOTIFY is sent
-    READY      the server is willing                 OPEN      messages may be sent
-    CLOSED     over                                  ENDING    EOS is sent; not all is acknowledged
-
 Rules
 1. `CLIENT_SENT` and `CLIENT_STREAM_SENT` say what we may send: anything else is our own mistake (`LocalProtocolError`) and nothing is sent.
    `CLIENT_RECEIVED` and `CLIENT_STREAM_RECEIVED` say what may come: anything else is the server's (`RemoteProtocolError`), and the session is over. ERROR
    and RESTART (come back, here or elsewhere) are its last words.
-2. Each frame after HELLO costs one credit. Without one nothing may be sent; `credits` says how many there are.
+2. Each frame after HELLO costs one credit. Without one nothing may be sent.
 3. NOTIFY_ACK tells the point to resume from: what is not above it was committed, and everything above it is to be sent, again if need be.
-   Between two connections nothing that was sent may be taken for received.
-4. What an ACK names is committed: it may be forgotten. A point never goes back. It may be above all that this connection has sent: then an
-   earlier one had sent it, it was received, and need not be sent again. For a stream that has just ended, or is announced again, it says nothing new.
+4. What an ACK names is committed: it may be forgotten. A point never goes back. It may be above all that this connection has sent, if an earlier one
+   had sent it. For a stream that has just ended, or is announced again, it says nothing new.
 """
 
 from __future__ import annotations
@@ -29,17 +21,17 @@ from millstream.errors import LocalProtocolError, RemoteProtocolError
 
 
 class PushState(enum.Enum):
-    INITIAL = "Initial"
-    AWAIT_OK = "AwaitOk"
-    READY = "Ready"
+    INITIAL = "Initial"  # of a connection
+    AWAIT_OK = "AwaitOk"  # HELLO is sent
+    READY = "Ready"  # the server is willing
     CLOSED = "Closed"
 
 
 class ClientStream(enum.Enum):
-    ABSENT = "Absent"
-    ASKED = "Asked"
-    OPEN = "Open"
-    ENDING = "Ending"
+    ABSENT = "Absent"  # of a stream on a connection: not announced, refused, or ended
+    ASKED = "Asked"  # NOTIFY is sent
+    OPEN = "Open"  # messages may be sent
+    ENDING = "Ending"  # EOS is sent; not all is acknowledged
 
 
 CLIENT_SENT: dict[PushState, dict[type[m.Frame], dict[str, PushState]]] = {
@@ -48,9 +40,7 @@ CLIENT_SENT: dict[PushState, dict[type[m.Frame], dict[str, PushState]]] = {
     PushState.READY: {m.Notify: {"asked": PushState.READY}, m.Message: {"pushed": PushState.READY}, m.Eos: {"ended": PushState.READY}},
     PushState.CLOSED: {},
 }
-
 _LAST_WORDS: dict[type[m.Frame], dict[str, PushState]] = {m.Error: {"over": PushState.CLOSED}, m.Restart: {"over": PushState.CLOSED}}
-
 CLIENT_RECEIVED: dict[PushState, dict[type[m.Frame], dict[str, PushState]]] = {
     PushState.INITIAL: {},
     PushState.AWAIT_OK: {m.Ok: {"welcome": PushState.READY}, **_LAST_WORDS},
@@ -80,12 +70,12 @@ CLIENT_STREAM_RECEIVED: dict[ClientStream, dict[type[m.Frame], dict[str, ClientS
 
 
 class Pushing(msgspec.Struct, eq=False):
-    """A stream on this connection. `sent` is the last id sent, or resumed from. Invariant: acknowledged <= sent, None being before everything."""
+    """A stream on this connection. Invariant: acknowledged <= sent, None being before everything."""
 
     name: str
     number: int
     state: ClientStream = ClientStream.ABSENT
-    sent: int | None = None
+    sent: int | None = None  # the last id sent, or resumed from
     acknowledged: int | None = None
 
     @property

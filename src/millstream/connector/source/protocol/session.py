@@ -1,33 +1,24 @@
 """The server's end of a connection that pushes into a pipeline: messages in, effects out. No sockets, no files, no clock.
 
-A connection has a state; so has each stream on it, which the client numbers (what a stream is, is said in `streams`):
-
-    INITIAL   nothing was said yet                   ABSENT    not announced, or released
-    READY     the peer is known                      OPEN      messages may come
-    CLOSED    over                                   ENDING    EOS has come; not all is committed
-
 Rules
 1. A cell of the tables is state, message, what it came to, next state; the state of the connection is looked up first, then that of the stream.
-   What has no cell is a mistake: it is answered with ERROR, and costs its own connection and nothing else. ERROR is never answered. `COMMITTED`
-   says where a commit leads. HELLO comes first: its version is `0.0.1`, its cookie ours (compared in constant time), and there must be room.
-   OK answers it and grants credits.
-2. Every further frame costs one credit, and a frame without one is a mistake: credits bound what may be in flight. They come back in an ACK. Those of an entry
-   that is stored come back when it is committed; those of anything else (NOTIFY, a message that was seen before) with the next answer.
-3. NOTIFY of a stream that is active elsewhere is answered with NOTIFY_ACK(false). Otherwise with NOTIFY_ACK(true) and the last acknowledged
-   point, None for a stream that has none. What the peer believes to be the point does not matter.
-4. Ids on a stream increase. One that is not above the last received was seen before, and is skipped. Ids end at 2^63-1, so that
-   they fit into a signed column.
+   What has no cell is a mistake: it is answered with ERROR, and costs its own connection only. ERROR is never answered. `COMMITTED` says where a commit
+   leads. HELLO comes first: its version is `0.0.1`, its cookie ours (compared in constant time), and there must be room. OK answers it and grants credits.
+2. Every further frame costs one credit, and a frame without one is a mistake: credits bound what may be in flight. They come back in an ACK: those of an
+   entry that is stored when it is committed, those of anything else (NOTIFY, a message that was seen before) with the next answer.
+3. NOTIFY of a stream that is active elsewhere is answered with NOTIFY_ACK(false), otherwise with NOTIFY_ACK(true) and the last acknowledged point,
+   None for a stream that has none. What the peer believes to be the point does not matter.
+4. Ids on a stream increase. One that is not above the last received was seen before, and is skipped.
 5. A MESSAGE with the key `millstream.watermark` and no payload declares a watermark: no later message of this stream has an event time below
    this one's. It has no id of its own (what is there is not looked at), and is neither deduplicated nor delivered.
 6. ACK is sent when an epoch is committed, never before. It names the last committed id of each stream that moved.
-7. EOS is stored like a message. When it and all before it are committed, the stream is free for others. Until then, this connection is told to
-   try again if it announces the stream, as if it were active elsewhere. A session that ends frees its streams at once: what was received stays
-   received, and whoever announces the stream next resumes at the acknowledged point.
+7. EOS is stored like a message. When it and all before it are committed, the stream is free for others; until then, who announces it here is told to
+   try again, as if it were active elsewhere. A session that ends frees its streams at once: what was received stays received, and whoever announces
+   the stream next resumes at the acknowledged point.
 
 The caller's duties
-1. Carry out effects in order. `Admit` asks for an answer, and is the last of its list: give it to `answer` before the next message. `Keep`: in this
-   order, and durable before an epoch may read it. `Fence`: end that session with `failed`, and carry out what that returns, before anything else is
-   given to any session.
+1. Carry out effects in order. `Keep`: in this order, and durable before an epoch may read it. `Fence`: end that session with `failed`, and carry out
+   what that returns, before anything else is given to any session.
 2. When an epoch is committed, tell the `Streams` first, then every session that owns one of its streams or is owed credits, through `committed`.
 3. Whenever the connection ends, for whatever reason, call `ended`. Read nothing after `Close`.
 """
@@ -37,16 +28,16 @@ from __future__ import annotations
 import enum
 import hmac
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from millstream.connector.intake.format import END, MESSAGE, WATERMARK, IntakeEntry, Mark
-from millstream.connector.source.protocol.streams import PushedStream, Streams, TooManyStreams
+from millstream.connector.source.protocol.streams import PushedStream, Streams
 from millstream.connector.wire import messages as m
-from millstream.connector.wire import refusals
 from millstream.connector.wire.decoder import Pushed
 from millstream.connector.wire.messages import Close, Send
-from millstream.errors import LocalProtocolError, RemoteProtocolError
+from millstream.errors import RemoteProtocolError
 
 #: The key of a message that declares a watermark.
 WATERMARK_KEY = b"millstream.watermark"
@@ -56,15 +47,17 @@ LAST_ID = (1 << 63) - 1
 
 
 class Server(enum.Enum):
-    INITIAL = "Initial"
-    READY = "Ready"
+    INITIAL = "Initial"  # of a connection
+    READY = "Ready"  # the peer is known
     CLOSED = "Closed"
 
 
 class ServerStream(enum.Enum):
-    ABSENT = "Absent"
-    OPEN = "Open"
-    ENDING = "Ending"
+    """Of a stream on a connection, on which the client numbers it. (What a stream is, is said in `streams`.)"""
+
+    ABSENT = "Absent"  # not announced, or released
+    OPEN = "Open"  # messages may come
+    ENDING = "Ending"  # EOS has come; not all is committed
 
 
 SERVER: dict[Server, dict[type[m.Frame], dict[str, Server]]] = {
@@ -94,24 +87,16 @@ COMMITTED: dict[ServerStream, dict[str, ServerStream]] = {
 }
 
 
-class Admit(msgspec.Struct, frozen=True):
-    """HELLO is right: is there room for one more session? Answer: None, or why there is none."""
-
-
 class Keep(msgspec.Struct, frozen=True):
-    """Keep these entries, behind those that came before."""
-
-    entries: list[IntakeEntry]
+    entries: list[IntakeEntry]  # behind those that came before
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """That session is a half-open connection of the peer that speaks now."""
-
-    session: SourceSession
+    session: SourceSession  # a half-open connection of the peer that speaks now
     why: str
 
 
-SourceEffect = Send | Close | Admit | Keep | Fence
+SourceEffect = Send | Close | Keep | Fence
 
 
 class _Open(msgspec.Struct, eq=False):
@@ -131,10 +116,13 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class SourceSession:
+    """admit: asked when HELLO is right. None, or why there is no room for one more session."""
+
     def __init__(
         self,
         streams: Streams,
         clock: Callable[[], float],
+        admit: Callable[[], str | None] = lambda: None,
         *,
         cookie: str = "",
         credits: int = 100_000,
@@ -144,22 +132,17 @@ class SourceSession:
         self.state = Server.INITIAL
         self.identity = ("", "")
         self.credits = 0  # what the peer may still send
-        self._streams = streams
-        self._clock = clock
-        self._cookie = cookie
-        self._granted = credits
-        self._limit = streams_limit
+        self._streams, self._clock, self._admit = streams, clock, admit
+        self._cookie, self._granted, self._limit = cookie, credits, streams_limit
         self._needs = needs or Needs()
-        self._asked: Admit | None = None
         self._owed = 0  # credits that no commit has to be waited for
         self._open: dict[int, _Open] = {}
         self._numbers: dict[str, _Open] = {}
         self._handlers: dict[type[m.Frame], Callable[..., list[SourceEffect]]] = {
             m.Hello: self._hello,
             m.Notify: self._notify,
-            m.Message: self._message,
+            m.Message: lambda one: self.receive_messages([(one.stream, one.id, one.event_time, one.key, one.payload)]),
             m.Eos: self._eos,
-            m.Error: self._error,
         }
 
     def stream_state(self, number: int) -> ServerStream:
@@ -169,29 +152,25 @@ class SourceSession:
     # ---- what comes
 
     def receive(self, message: m.Frame) -> list[SourceEffect]:
-        self._check()
         if self.state is Server.CLOSED:
             return []
         kind = type(message)
+        if kind is m.Error:
+            return self._part()
         if kind not in SERVER[self.state]:
             return self._unexpected(kind)
         try:
-            if self.state is Server.READY and kind is not m.Message and kind is not m.Error:
+            if self.state is Server.READY and kind is not m.Message:
                 self._spend(1)
             return self._handlers[kind](message)
         except RemoteProtocolError as error:
             return self.failed(str(error))
-
-    def _check(self) -> None:
-        if self._asked is not None:
-            raise LocalProtocolError("Admit waits for its answer")
 
     def _unexpected(self, kind: type[m.Frame]) -> list[SourceEffect]:
         return self.failed(f"{kind.__name__} is not expected in state {self.state.value}")
 
     def receive_messages(self, pushed: Sequence[Pushed]) -> list[SourceEffect]:
         """What a run of MESSAGEs comes to: the same as one after the other."""
-        self._check()
         if self.state is not Server.READY:
             return self._unexpected(m.Message) if pushed else []
         entries: list[IntakeEntry] = []
@@ -205,9 +184,6 @@ class SourceSession:
         except RemoteProtocolError as error:
             return [*effects, *self.failed(str(error))] if entries else self.failed(str(error))
         return [*(effects if entries else ()), *self._settle()]
-
-    def _message(self, message: m.Message) -> list[SourceEffect]:
-        return self.receive_messages([(message.stream, message.id, message.event_time, message.key, message.payload)])
 
     def _take(self, pushed: Sequence[Pushed], entries: list[IntakeEntry]) -> None:
         seen, now, needs = 0, self._clock(), self._needs
@@ -248,19 +224,13 @@ class SourceSession:
 
     def _hello(self, hello: m.Hello) -> list[SourceEffect]:
         if hello.version != m.SOURCE_VERSION:
-            raise RemoteProtocolError(refusals.wrong_version(hello.version, m.SOURCE_VERSION))
+            raise RemoteProtocolError(m.wrong_version(hello.version, m.SOURCE_VERSION))
         if not hmac.compare_digest(hello.cookie.encode(), self._cookie.encode()):
-            raise RemoteProtocolError(refusals.WRONG_COOKIE)
-        self.identity = (hello.program, hello.instance)
-        self._asked = Admit()
-        return [self._asked]
-
-    def answer(self, objection: str | None) -> list[SourceEffect]:
-        if self._asked is None:
-            raise LocalProtocolError("nothing was asked")
-        self._asked = None
+            raise RemoteProtocolError(m.WRONG_COOKIE)
+        objection = self._admit()
         if objection is not None:
-            return self.failed(objection)
+            raise RemoteProtocolError(objection)
+        self.identity = (hello.program, hello.instance)
         self.state = SERVER[self.state][m.Hello]["welcome"]
         self.credits = self._granted
         return [Send(m.Ok(self._granted))]
@@ -279,20 +249,12 @@ class SourceSession:
             raise RemoteProtocolError(f"a connection has at most {self._limit} streams")
         effects: list[SourceEffect] = []
         found = self._streams.get(notify.name)
-        if (
-            found is not None
-            and isinstance(found.owner, SourceSession)
-            and found.owner is not self
-            and self.identity[1]
-            and found.owner.identity == self.identity
-        ):
-            other = found.owner
+        other: Any = None if found is None else found.owner
+        is_same_instance = isinstance(other, SourceSession) and bool(self.identity[1]) and other.identity == self.identity
+        if found is not None and is_same_instance and other is not self:
             self._streams.release(found, other)
-            effects.append(Fence(other, refusals.fenced(f"another connection of this instance has stream {notify.name!r} now")))
-        try:
-            stream = self._streams.claim(notify.name, self, self._clock())
-        except TooManyStreams as error:
-            raise RemoteProtocolError(str(error)) from None
+            effects.append(Fence(other, m.fenced(f"another connection of this instance has stream {notify.name!r} now")))
+        stream = self._streams.claim(notify.name, self, self._clock())
         if stream is None:
             point = found.acknowledged if found is not None else None
             return [Send(m.NotifyAck(False, notify.stream, point)), *self._settle()]
@@ -306,9 +268,6 @@ class SourceSession:
         found.state = SERVER_STREAM[found.state][m.Eos]["nothing follows"]
         found.stream.heard, found.stream.is_stored = self._clock(), True
         return [Keep([(found.stream.name, END, 0, 0, b"", b"")])]
-
-    def _error(self, error: m.Error) -> list[SourceEffect]:
-        return self._part()
 
     # ---- credits
 
@@ -353,7 +312,6 @@ class SourceSession:
         return self._part(m.Error(text[:1000]))
 
     def _part(self, *last_words: m.Frame) -> list[SourceEffect]:
-        self._asked = None
         if self.state is Server.CLOSED:
             return []
         self.ended()

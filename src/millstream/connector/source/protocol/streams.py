@@ -5,7 +5,7 @@ Rules
    `acknowledged`; an id that is not above `received` was seen before, and is skipped.
 2. A stream has one owner, the session that announced it. Another is refused, unless it is the same instance of the same program: then the older
    session is a half-open connection of its own, and is fenced.
-3. A stream is remembered from its first entry on; one that was never used is forgotten with its session. There are never more than `limit`.
+3. A stream that was never used is forgotten with its session. There are never more than `limit`.
 4. The watermark that a pusher declares counts once everything before it is committed. It never goes back.
 5. The watermark of the source is the minimum over its streams: those that were declared by name, or else all that are known. One of which nothing was
    declared holds it back. One that has ended, or has been silent for `idle`, holds nothing back; if that is so of all, the furthest counts.
@@ -13,12 +13,13 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from millstream.connector.intake.format import Mark
+from millstream.errors import RemoteProtocolError
 
 
 class PushedStream(msgspec.Struct, eq=False):
@@ -38,40 +39,23 @@ class PushedStream(msgspec.Struct, eq=False):
         return self.received == self.acknowledged
 
 
-class TooManyStreams(Exception):
-    """Rule 3."""
-
-
-class Streams:
-    """All streams of a source. The clock is an argument: seconds, of any clock that only goes forward."""
+class Streams(dict[str, PushedStream]):
+    """All streams of a source, by name. The clock is an argument: seconds, of any clock that only goes forward."""
 
     def __init__(self, acknowledged: Mapping[str, Mark], received: Mapping[str, Mark], now: float, limit: int = 10_000) -> None:
-        self.limit = limit
-        self._began = now
-        self._streams: dict[str, PushedStream] = {}
-        for name in received:
-            stream = self._streams[name] = PushedStream(name, now)
-            stream.received, stream.is_stored = received[name].last, True
-            if name in acknowledged:
-                mark = acknowledged[name]
-                stream.acknowledged, stream.watermark, stream.ended = mark.last, mark.watermark, mark.ended
-
-    def __iter__(self) -> Iterator[PushedStream]:
-        return iter(self._streams.values())
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def get(self, name: str) -> PushedStream | None:
-        return self._streams.get(name)
+        super().__init__()
+        self.limit, self._began = limit, now
+        for name, last in received.items():
+            mark = acknowledged.get(name, Mark(name))
+            self[name] = PushedStream(name, now, last.last, mark.last, mark.watermark, mark.ended, is_stored=True)
 
     def claim(self, name: str, owner: Any, now: float) -> PushedStream | None:
         """The stream, if nobody else has it; None if somebody has."""
-        stream = self._streams.get(name)
+        stream = self.get(name)
         if stream is None:
-            if len(self._streams) >= self.limit:
-                raise TooManyStreams(f"there are {self.limit} streams, and no more are taken")
-            stream = self._streams[name] = PushedStream(name, now)
+            if len(self) >= self.limit:
+                raise RemoteProtocolError(f"there are {self.limit} streams, and no more are taken")
+            stream = self[name] = PushedStream(name, now)
         elif stream.owner is not None:
             return None
         stream.owner, stream.heard = owner, now
@@ -81,24 +65,21 @@ class Streams:
         if stream.owner is owner:
             stream.owner = None
             if not stream.is_stored:
-                self._streams.pop(stream.name, None)
+                self.pop(stream.name, None)
 
     def committed(self, marks: Iterable[Mark]) -> None:
         for mark in marks:
-            stream = self._streams.get(mark.name)
-            if stream is None:
-                continue
-            stream.acknowledged = stream.acknowledged if mark.last is None else mark.last
-            if mark.watermark is not None:
-                stream.watermark = mark.watermark if stream.watermark is None else max(stream.watermark, mark.watermark)
-            stream.ended = mark.ended
+            stream = self.get(mark.name)
+            if stream is not None:
+                now = Mark(stream.name, stream.acknowledged, stream.watermark).then(mark)
+                stream.acknowledged, stream.watermark, stream.ended = now.last, now.watermark, now.ended
 
     def watermark(self, declared: tuple[str, ...], idle: float | None, now: float) -> tuple[int | None, str]:
         """Rule 5: the watermark, None if nothing can be said yet, and what holds it there."""
-        names = declared or tuple(self._streams)
+        names = declared or tuple(self)
         holding: list[tuple[int, str]] = []
         for name in names:
-            stream = self._streams.get(name)
+            stream = self.get(name)
             heard = self._began if stream is None else stream.heard
             if idle is not None and now - heard >= idle:
                 continue
@@ -109,5 +90,5 @@ class Streams:
             holding.append((stream.watermark, f"stream {name!r}"))
         if holding:
             return min(holding)
-        said = [stream.watermark for name in names if (stream := self._streams.get(name)) is not None and stream.watermark is not None]
+        said = [stream.watermark for name in names if (stream := self.get(name)) is not None and stream.watermark is not None]
         return max(said, default=None), "nothing: every stream is idle or has ended"
