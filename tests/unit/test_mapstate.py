@@ -189,6 +189,19 @@ def test_a_range_of_a_big_map_reads_what_is_taken_from_it(big):
     assert store.read == 10
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("at", range(4))
+def test_an_entry_that_is_set_while_a_range_runs_is_shown_once_whatever_its_value(big, at, reverse):
+    """Old or new: a change may or may not be seen, and no entry is left out or shown twice."""
+    found, seen = bound(CountingStore(big)), []
+    for sub_key, value in found.range(0, 4, reverse=reverse):
+        seen.append(sub_key)
+        found[at] = "new"
+        found.get(at)
+    assert seen == sorted(range(4), reverse=reverse)
+    assert dict(found.range(0, 4))[at] == "new"
+
+
 def test_counting_reads_would_notice_a_full_walk(big):
     store = CountingStore(big)
     list(bound(store).items())

@@ -122,8 +122,9 @@ class MapState:
             if value is not _MISSING:
                 yield decode_sub_key(raw[skip:]), self._shown(value)
         while head is not None:
-            if head[0] not in self._dirty:
-                yield decode_sub_key(head[0][skip:]), self._decode(head[1])  # type: ignore[misc]
+            value = self._dirty.get(head[0], head)  # it may have been set since the loop began
+            if value is not _MISSING:
+                yield decode_sub_key(head[0][skip:]), self._decode(head[1]) if value is head else self._shown(value)  # type: ignore[misc]
             head = next(stored, None)
 
     def __iter__(self) -> Iterator[Any]:
