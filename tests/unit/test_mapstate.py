@@ -194,7 +194,7 @@ def test_a_range_of_a_big_map_reads_what_is_taken_from_it(big):
 def test_an_entry_that_is_set_while_a_range_runs_is_shown_once_whatever_its_value(big, at, reverse):
     """Old or new: a change may or may not be seen, and no entry is left out or shown twice."""
     found, seen = bound(CountingStore(big)), []
-    for sub_key, value in found.range(0, 4, reverse=reverse):
+    for sub_key, _ in found.range(0, 4, reverse=reverse):
         seen.append(sub_key)
         found[at] = "new"
         found.get(at)
