@@ -2,7 +2,7 @@
 
 Rules
 1. A pinned epoch is one manifest over all keys, shards and computations. It is made of LMDB read transactions (`StateCache.hold`), one per shard, so it stays
-   what it is while newer epochs are applied, and whatever the pipeline folds and collects meanwhile.
+   what it is while newer epochs are applied, and whatever the pipeline compacts and collects meanwhile.
 2. A shard that an epoch has not changed shares the transaction of the epoch before: idle shards cost nothing.
 3. The last `KEEP` epochs are pinned. All but the newest go after `MAX_AGE` seconds at the latest: what is pinned keeps LMDB from using pages again.
 4. A reader takes an epoch (`take`) and closes it. It lasts until then, and no longer.
