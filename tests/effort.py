@@ -1,4 +1,4 @@
-"""How much a test tries: a third of it with `make test`, about a tenth with `make quick` (MILLSTREAM_QUICK), all with `make soak` (MILLSTREAM_FULL). And
+"""How much a test tries: a quarter of it with `make test`, about a tenth with `make quick` (MILLSTREAM_QUICK), all with `make soak` (MILLSTREAM_FULL). And
 with which seeds.
 
 Seeds begin where the commit's hash says, so that every commit tries others. A failing run prints how to repeat its seeds: MILLSTREAM_SEED=N.
@@ -18,7 +18,7 @@ _MANY = 1_000_000
 
 def some(count: int, least: int = 10) -> int:
     """How many seeds, examples or rounds to try of so many; `least` of them with `make quick` too."""
-    return min(count, max(least if QUICK else 10, count // (10 if QUICK else 1 if FULL else 3)))
+    return min(count, max(least if QUICK else 10, count // (10 if QUICK else 1 if FULL else 4)))
 
 
 @lru_cache

@@ -753,7 +753,8 @@ def test_run_to_the_end_of_the_input(project: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("mode", [pytest.param([], marks=pytest.mark.soak, id="micro-batch"), pytest.param(["--resident"], id="resident")])
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", [pytest.param([], id="micro-batch"), pytest.param(["--resident"], id="resident")])
 def test_a_line_that_cannot_be_read_is_two_lines_in_both_modes(project: Path, mode: list[str]) -> None:
     (project / "code" / "words.py").write_text(PLAIN)
     (project / "in" / "2.json").write_text('{"word": "tea", "at": 1}\n{"word": oops\n')
