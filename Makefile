@@ -46,7 +46,7 @@ check: $(STAMP)
 test: setup
 	$(BIN)/pytest -m "not soak" -n 3 --dist loadscope --no-loadscope-reorder
 
-# no Spark, no killed process, and a tenth of the seeds and examples: about two and a half minutes
+# no Spark, no killed process, and a tenth of the seeds and examples: about a minute
 quick: $(STAMP)
 	MILLSTREAM_QUICK=1 $(BIN)/pytest -m "not spark and not crash and not soak and not slow" -n 2 --dist worksteal
 

@@ -127,7 +127,7 @@ def test_an_epoch_is_not_pinned_for_ever_for_who_does_not_read(name: str, tmp_pa
     async def main() -> None:
         live = LiveBackend(world.storage, cache_folder=tmp_path, keep=1)
         await live.start()
-        plane = DataPlane(live, "127.0.0.1:0")
+        plane = DataPlane(live, "127.0.0.1:0", limits=limits.DATA)
         await plane.start()
         async with asked(plane.address, name, "C") as call:
             await call.read()

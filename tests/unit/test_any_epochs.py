@@ -66,6 +66,40 @@ def test_state_in_a_variable_around_the_class_is_named() -> None:
     assert "not in the state: `numbers`" in report(pipeline(Numbered))
 
 
+_NUMBERS = itertools.count()
+
+
+def test_state_that_only_a_property_or_a_function_within_a_hook_speaks_of_is_named() -> None:
+    numbers = itertools.count()
+
+    class Numbered(ms.Computation):
+        State = int
+
+        @property
+        def number(self) -> int:
+            return next(numbers)
+
+        def process_record(self, record: ms.Record) -> None:
+            self.produce(self.number)
+
+    class Within(ms.Computation):
+        State = int
+
+        def process_record(self, record: ms.Record) -> None:
+            self.produce((lambda: next(_NUMBERS))())
+
+    class Unassigned(ms.Computation):
+        State = int
+
+        def process_record(self, record: ms.Record) -> None:
+            self.produce(next(numbers) if record else later)
+
+    assert "not in the state: `numbers`" in report(pipeline(Numbered))
+    assert "not in the state: `_NUMBERS`" in report(pipeline(Within))
+    assert "not in the state: `numbers`" in report(pipeline(Unassigned))
+    later = 0
+
+
 @pytest.mark.parametrize("computation", [kit.Dice, kit.Clock, kit.OwnDice])
 def test_dice_are_called_dice(computation: Any) -> None:
     assert report(pipeline(computation)).startswith(f"pipeline 'kit': {DICE}\nstream 'out', key 'a': ")

@@ -483,3 +483,26 @@ def test_a_field_with_a_default_more_is_no_other_type() -> None:
     assert runner.state("Keeps", "a") == More(3, [], 5)
     runner.push("in", {"k": "a", "at": 2})
     runner.run()
+
+
+@dataclass
+class Closed:
+    total: decimal.Decimal = decimal.Decimal(0)
+    since: datetime.date = datetime.date(2020, 1, 1)
+
+
+@dataclass
+class Opened:
+    total: decimal.Decimal = decimal.Decimal(0)
+    since: datetime.date = datetime.date(2020, 1, 1)
+    extra: Any = None
+
+
+def test_a_state_from_before_its_class_had_an_untyped_field_is_read() -> None:
+    runner = LocalRunner(keeping(Closed, Closed(decimal.Decimal("1.50"), datetime.date(2024, 2, 29))))
+    runner.push("in", {"k": "a", "at": 1})
+    runner.run()
+    runner.become(keeping(Opened, Opened()))
+    assert runner.state("Keeps", "a") == Opened(decimal.Decimal("1.50"), datetime.date(2024, 2, 29))
+    runner.push("in", {"k": "a", "at": 2})
+    runner.run()

@@ -290,6 +290,21 @@ def test_a_disk_without_room_is_a_storage_error_and_leaves_nothing(tmp_path, mon
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
+def test_a_disk_that_cannot_be_read_has_not_published(tmp_path, monkeypatch):
+    storage = LocalStorage(tmp_path)
+    storage.put("_staging/part", b"rows")
+    stat = os.stat
+
+    def broken(path: Any, **how: Any) -> os.stat_result:
+        if str(path).endswith("_staging/part"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", broken)
+    with pytest.raises(StorageError, match="Input/output error"):
+        storage.publish("_staging/part", "part")
+
+
 def test_a_half_written_object_is_never_seen(tmp_path, monkeypatch):
     storage = LocalStorage(tmp_path)
     seen: list[Any] = []

@@ -207,7 +207,7 @@ def _point(text: str) -> bytes:
 def _shown(point: bytes) -> str:
     """A point as an option would name it."""
     text = arguments.text_of(point)
-    return f"hex:{point.hex()}" if text is None or text.startswith("hex:") else text
+    return text if text is not None and text.isprintable() and not text.startswith("hex:") else f"hex:{point.hex()}"
 
 
 def _from_to(one: Any) -> str:

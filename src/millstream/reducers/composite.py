@@ -150,7 +150,7 @@ def _check(given: Any, where: str) -> None:
     if isinstance(given, Reducer):
         return
     told = f"reduce({where}{_told(given)})"
-    if given in _BUILTIN:
+    if any(given is one for one in _BUILTIN):  # not `in`: what is given may compare as it likes
         needs = "3, by='age'" if issubclass(given, extremes.Best) else ""
         raise DefinitionError(f"{told}: ms.{given.__name__} is called to make a reducer: write ms.{given.__name__}({needs})")
     if isinstance(given, type) and issubclass(given, Reducer):

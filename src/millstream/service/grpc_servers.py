@@ -42,7 +42,7 @@ from millstream.errors import (
 )
 from millstream.network import Tls, check_listening, is_loopback, parse_address, written
 from millstream.service.dedup_sessions import MOST_VERSIONS
-from millstream.service.limits import DATA, Bucket, Limits, PinLease
+from millstream.service.limits import Bucket, Limits, PinLease
 from millstream.service.proto import grpc
 from millstream.service.proto import service_pb2 as pb
 
@@ -98,7 +98,7 @@ class GrpcServer:
     calls: tuple[tuple[str, Any, Any, bool], ...]
 
     def __init__(
-        self, backend: Any, address: str, *, tls: Tls | None = None, cookie: str = "", limits: Limits = DATA, force: bool = False
+        self, backend: Any, address: str, *, tls: Tls | None = None, cookie: str = "", limits: Limits, force: bool = False
     ) -> None:
         self._backend, self._limits, self._tls = backend, limits, tls
         self.address = address

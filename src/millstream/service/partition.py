@@ -305,8 +305,11 @@ class Partition:
             self._session_lsn.clear()
             self._signal_idle()
         if self._behind:
-            for required, call in self._take_behind():
-                self._place(required, call)
+            behind = self._take_behind()
+            self._behind = [later for later in behind if later[0] > self.store.applied]  # first: an answer may raise
+            for required, call in behind:
+                if required <= self.store.applied:
+                    self._answer(call)
         self._schedule()
 
     def _apply(self, records: Sequence[tuple[LogRecord, Sequence[Change]]]) -> None:

@@ -74,7 +74,7 @@ class Table:
         self.dispatch = dispatch if dispatch is not None else dispatching.linear()
         self.horizon = duration(horizon)
         for what, part, method in (("store", self.store, "open"), ("log", self.log, "open"), ("dispatch", self.dispatch, "make")):
-            if not hasattr(part, method):
+            if isinstance(part, type) or not hasattr(part, method):
                 where = "" if what == "dispatch" else f"{what}s."
                 raise DefinitionError(f"table {name!r}: {what}={part!r} is none: use one of ms.service.{where}...()")
         self.functions_by_name: dict[str, Function] = {}

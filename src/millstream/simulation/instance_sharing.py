@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 import pickle
 from collections.abc import Collection, Iterator
 from types import FunctionType, MethodType, ModuleType
@@ -78,13 +78,27 @@ def outside(program: Program) -> dict[str, Any]:
         found.update({f"self.{name}": _print(value) for name, value in given.items() if value is getattr(other, name, None)})
         for of in type(fresh).__mro__:
             found.update(_of_class(of))
-            for function in (getattr(value, "__func__", value) for value in vars(of).values()):
-                if isinstance(function, FunctionType) and not of.__module__.startswith("millstream."):
-                    around = inspect.getclosurevars(function)
-                    for name, value in sorted({**around.globals, **around.nonlocals}.items()):
-                        if not isinstance(value, (ModuleType, FunctionType, MethodType)):
-                            found.update(_of_class(value) if isinstance(value, type) else {name: _print(value)})
+            for value in () if of.__module__.startswith("millstream.") else vars(of).values():
+                function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+                for name, reached in _variables(function) if isinstance(function, FunctionType) else ():
+                    found.update(_of_class(reached) if isinstance(reached, type) else {name: _print(reached)})
     return found
+
+
+def _variables(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables outside of a function that it, or a function within it, speaks of. (`inspect.getclosurevars` leaves out those within.)"""
+    codes, names = [function.__code__], set[str]()
+    while codes:
+        code = codes.pop()
+        names |= set(code.co_names)
+        codes += [inner for inner in code.co_consts if isinstance(inner, type(code))]
+    reached = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            reached[name] = cell.cell_contents
+    for name, value in sorted(reached.items()):
+        if not isinstance(value, (ModuleType, FunctionType, MethodType)):
+            yield name, value
 
 
 def _of_class(of: type) -> dict[str, Any]:

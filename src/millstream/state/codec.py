@@ -204,7 +204,11 @@ def _decode_builtin(type: Any, data: bytes) -> Any:
 
 
 def _decode_open(type: Any, data: bytes) -> Any:
-    return msgspec.convert(_decode_any(data), type, builtin_types=extensions.KEPT, dec_hook=_dec_hook)
+    found = _decode_any(data)
+    try:
+        return msgspec.convert(found, type, builtin_types=extensions.KEPT, dec_hook=_dec_hook)
+    except msgspec.ValidationError:  # written while the class left nothing open: a Decimal is a text there
+        return msgspec.convert(found, type, dec_hook=_dec_hook)
 
 
 class Pickle:

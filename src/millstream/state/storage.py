@@ -157,7 +157,7 @@ class LocalStorage:
     def publish(self, source: str, target: str) -> bool:
         here, there = self._path(source), self._path(target)
         with _refusals("publish", there):
-            if not os.path.exists(here):
+            if not self.exists(source):
                 return True
             _make_folder(Path(there).parent)
             try:

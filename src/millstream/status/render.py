@@ -91,7 +91,7 @@ def progress(status: Status) -> RenderableType:
 
 def html(what: RenderableType) -> str:
     """What a notebook shows: the same as a terminal. Everything that comes from outside is escaped."""
-    console = Console(record=True, file=io.StringIO(), width=_NOTEBOOK, highlight=False)
+    console = Console(record=True, file=io.StringIO(), width=_NOTEBOOK, highlight=False, force_jupyter=False)
     console.print(what)
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 

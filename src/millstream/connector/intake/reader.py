@@ -146,6 +146,8 @@ def until(folder: Path, start: int, end: int, messages: int | None, size: int | 
         if at > start and (too_many or too_large):
             return at
         at = head.end
+        if (messages is not None and count >= messages) or (size is not None and at - start >= size):
+            return at  # without a look at the next one
     return at
 
 

@@ -13,7 +13,8 @@ import time
 
 _LINES = 20
 _EVERY = 1.0
-_NAMED = 3
+_NAMED = 3  # workers
+_COUNTED = 1_000
 
 
 class SinkConsole:
@@ -37,7 +38,8 @@ class SinkConsole:
         with self._lock:
             self._count += 1
             self._size += size
-            self._workers[worker] = None
+            if len(self._workers) < _COUNTED:  # a server whose lines nobody takes must not grow
+                self._workers[worker] = None
 
     def take(self, *, last: bool = False) -> list[str]:
         """The lines that are due, once; with `last` all that are left."""

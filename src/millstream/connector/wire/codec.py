@@ -132,8 +132,12 @@ def encode(message: m.Frame) -> bytes:
     values = msgspec.structs.astuple(message)
     parts = [_number("B", tag), *map(_field, fields, values)]
     if of_items:
-        rows = [(item,) if len(of_items) == 1 else item for item in values[-1]]
-        parts += [_number("I", len(rows)), *[_field(field, value) for row in rows for field, value in zip(of_items, row, strict=True)]]
+        try:
+            rows = [(item,) if len(of_items) == 1 else item for item in values[-1]]
+            pairs = [pair for row in rows for pair in zip(of_items, row, strict=True)]
+        except (TypeError, ValueError):
+            raise LocalProtocolError(f"{values[-1]!r} is no list of items with {len(of_items)} fields each") from None
+        parts += [_number("I", len(rows)), *[_field(*pair) for pair in pairs]]
     body = b"".join(parts)
     if tag >= _TWO_PHASE_TAGS:
         return message_head(m.CONTROL_STREAM, 0, len(body)) + body

@@ -34,9 +34,10 @@ _BATCH = 5_000  # rows
 PartRow = tuple[int, bytes, bytes, bytes]
 
 
-def _cancel(spark: Any, group: str, has_ended: Callable[[float], Any], patience: float) -> None:
-    """Rule 5. has_ended: waits for the jobs of a group, for so many seconds at most. patience: how long before they are cancelled."""
-    until = time.monotonic() + 2 * _IN_TIME
+def _cancel(spark: Any, group: str, has_ended: Callable[[float], Any], patience: float, limit: float) -> None:
+    """Rule 5. has_ended: waits for the jobs of a group, for so many seconds at most. patience: how long before they are cancelled.
+    limit: how long all of it may last."""
+    until = time.monotonic() + limit
     while not has_ended(patience) and time.monotonic() < until:
         with contextlib.suppress(Exception):
             spark.sparkContext.cancelJobGroup(group)
@@ -89,13 +90,14 @@ class SparkCompaction(Compaction):
 
     def wait(self, seconds: float) -> bool:
         """Waits for the job under way. Returns whether there is none any more."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return self._thread is None or not self._thread.is_alive()
+        thread = self._thread  # it may be replaced meanwhile, by one that has not been started
+        if thread is not None and thread.is_alive():
+            thread.join(seconds)
+        return thread is None or not thread.is_alive()
 
     def close(self) -> None:
         self._is_ending = True
-        _cancel(self._spark, self._group, self.wait, 0.0)
+        _cancel(self._spark, self._group, self.wait, 0.0, _IN_TIME)
 
 
 def compact_partition(place_bytes: bytes, batches: Iterator[Any]) -> Iterator[Any]:
@@ -152,7 +154,7 @@ class ResidentJob:
         """Waits for the jobs, and cancels them. joined: all tasks have heard that the run is over; one that is still on its way never will."""
         with self._changed:
             self._is_over = True
-        _cancel(self._spark, self._group, self._wait, _IN_TIME if joined else _AT_ONCE)
+        _cancel(self._spark, self._group, self._wait, _IN_TIME if joined else _AT_ONCE, 2 * _IN_TIME)
 
     def _wait(self, seconds: float) -> bool:
         with self._changed:

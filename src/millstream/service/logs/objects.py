@@ -152,9 +152,10 @@ class ObjectsLog:
         """Tries slot after slot for a seal: what is in them, up to the seal or to a higher term. In one go, in a thread: who appends without a pause would be
         ahead for ever of a seal that waits for the event loop in between."""
         passed: list[Slot] = []
+        first = self._next
         while highest <= term:
             seal = Slot(term, self._shared.token, last + 1, last, seals=True)
-            passed.append(self._create(self._next + len(passed), seal))
+            passed.append(self._create(first + len(passed), seal))
             if passed[-1] is seal:
                 break
             if passed[-1].term >= highest:
