@@ -57,7 +57,6 @@ __all__ = [
     "serving",
 ]
 
-CRASH_POINTS = _faults.POINTS
 
 Expressions = Mapping[str, Callable[[dict[str, Any]], Any]]  # by SQL text: what it means for a row
 _CUTS = 25  # seeds of assert_exactly_once that are also cut in other ways

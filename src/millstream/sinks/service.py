@@ -42,7 +42,6 @@ class ServiceSinkStats(msgspec.Struct):
 
     epochs: int = 0
     rows: int = 0
-    decisions: int = 0
 
 
 class ServiceSink(Sink):
@@ -134,7 +133,6 @@ class ServiceSink(Sink):
                 raise SinkError(
                     f"{error} Epoch {epoch} is committed; its rows wait at the sink, and the next run decides them there."
                 ) from error
-            self._stats.decisions += 1
             self._stats.rows += sum(done)
         self._stats.epochs += 1
 

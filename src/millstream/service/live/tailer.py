@@ -71,7 +71,7 @@ class ManifestTailer:
         self._listed = self._begun = float("-inf")
         self._proof: tuple[int, int, str] | None = None  # the newest epoch, when its folder changed last, where the next manifest would be
         self.pipeline = ""
-        self.polls = self.applied = 0
+        self.applied = 0
 
     def is_newest(self) -> bool:
         """Whether it is certain, at no cost to speak of, that no epoch is newer than the newest pinned one. For any thread."""
@@ -90,7 +90,6 @@ class ManifestTailer:
         """
         begun = self._begun = self._clock()
         known = self.epochs.newest
-        self.polls += 1
         if known is not None:
             due = sure or begun - self._listed >= (_LIST_EVERY if self.is_near else _LIST_FAR_EVERY)
             if self.is_newest() or not (due or self._folder is not None or self.log.exists(known.epoch + 1)):
