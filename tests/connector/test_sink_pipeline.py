@@ -6,17 +6,22 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sourcekit import free_port
 
 import millstream as ms
 import sinkjob
 import taskkit as kit
 from millstream.connector import SinkServer, WorkerClient
 from millstream.connector.sink.outputs import files
+from millstream.sinks.base import DriverContext, SinkRow, TaskContext
+from millstream.state.storage import open_storage
 from sinkjob import pipeline
 
 
@@ -143,3 +148,29 @@ def test_after_a_kill_the_manifest_decides_what_becomes_of_open_transactions(tmp
         assert committed(tmp_path / "sink") == expected(2)
         assert run() == 0
     assert committed(tmp_path / "sink") == expected(4)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("votes", [1, 2], ids=["one shard", "two shards"])
+def test_a_sink_that_is_killed_between_the_two_phases_is_waited_for(tmp_path: Path, votes: int) -> None:
+    """The run goes on: the sink is started again and still has what it has voted for."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "millstream.cli", "sink", "run", "--listen", address, "--dir", str(tmp_path / "sink")]
+    storage = open_storage(tmp_path / "checkpoint")
+    sink, context = ms.sinks.connector(address, patience="30s"), DriverContext(storage, "p", "out", token="1-a")
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        rows = [SinkRow("a", 1, 1)]
+        parts = [sink.stage(TaskContext(storage, "out", 0, "l", "x", "1-a", "p", shard), rows) for shard in range(votes)]
+        sink.prepare(context, 0, parts)
+    finally:
+        first.kill()
+        first.wait()
+    second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        sink.commit(context, 0, parts)
+    finally:
+        second.kill()
+        second.wait()
+    assert committed(tmp_path / "sink") == [("a", 1)] * votes
+    assert sink.stats().rows == votes

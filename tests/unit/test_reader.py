@@ -31,7 +31,7 @@ from millstream.state.gc import collect
 from millstream.state.manifest import ComputationState, Manifest, ShardState
 from millstream.state.manifest_log import KEEP, ManifestLog, manifest_name
 from millstream.state.queries import hold_of, states, timers_of
-from millstream.state.reader import AsOf, CommittedState, latest, steady
+from millstream.state.reader import AsOf, CommittedState, steady
 from millstream.state.segment import SegmentRef, encode_segment, runs
 from millstream.state.storage import LocalStorage
 
@@ -481,7 +481,7 @@ def test_the_newest_manifest_is_found_while_older_ones_go():
                 world.overtake()
             return found
 
-    found = latest(Slow(world.storage))
+    found = Slow(world.storage).latest()
     assert found is not None and found.epoch >= 40
 
 

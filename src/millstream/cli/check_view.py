@@ -16,7 +16,6 @@ from millstream.readable.relations import rows_shown
 from millstream.sinks import FileSink, MemorySink, TwoPhaseSink
 from millstream.state.heartbeat import last_sign
 from millstream.state.manifest_log import ManifestLog
-from millstream.state.reader import latest
 from millstream.status import check
 from millstream.status.check import CheckReport, planned
 
@@ -94,7 +93,7 @@ def _refuse_company(log: ManifestLog) -> None:
 
 
 def _checked(program: Program, log: ManifestLog, args: argparse.Namespace) -> CheckReport:
-    manifest = latest(log)
+    manifest = log.latest()
     if manifest is None:
         raise CheckpointError(f"{log.storage.url} has no committed epoch yet.")
     plan = planned(program, manifest, args.views, args.sample)

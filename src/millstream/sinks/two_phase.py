@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -148,18 +149,16 @@ class TwoPhaseSink(Sink):
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         try:
             for part in parts:
-                client = self._open.pop(part.own["worker"], None) or self._connect(part.own["worker"], context.token, epoch, driver=True)
-                with client:
-                    if part.own["transaction"] in client.uncommitted:
-                        client.resolve(part.own["transaction"], commit=True)
-                    elif context.instead:
-                        self._stand_in(client, part, context.instead, epoch)
-                    elif not context.redo:
-                        client.settle(part.own["transaction"], commit=True)
-                    done = client.stats()
-                    self._stats.connections += done.connections
-                    self._stats.commits += done.commits
-                    self._stats.rows += part.rows if done.commits else 0
+                connect = partial(self._connect, part.own["worker"], context.token, epoch, driver=True)
+                held = self._open.pop(part.own["worker"], None)
+                try:
+                    self._commit_part(held or connect(), context, epoch, part)
+                except SinkError as error:
+                    if isinstance(error, SinkRefused) or context.instead:
+                        raise
+                    self._commit_part(
+                        connect(), context, epoch, part
+                    )  # the sink went away since `prepare`: it may, for as long as `patience`
             self._stats.epochs += 1
         except SinkError as error:
             raise SinkError(
@@ -167,6 +166,19 @@ class TwoPhaseSink(Sink):
             ) from error
         finally:
             self._release()
+
+    def _commit_part(self, client: WorkerClient, context: DriverContext, epoch: int, part: Part) -> None:
+        with client:
+            if part.own["transaction"] in client.uncommitted:
+                client.resolve(part.own["transaction"], commit=True)
+            elif context.instead:
+                self._stand_in(client, part, context.instead, epoch)
+            elif not context.redo:
+                client.settle(part.own["transaction"], commit=True)
+            done = client.stats()
+            self._stats.connections += done.connections
+            self._stats.commits += done.commits
+            self._stats.rows += part.rows if done.commits else 0
 
     def _stand_in(self, client: WorkerClient, part: Part, ours: Sequence[Part], epoch: int) -> None:
         """An outgoing run has committed the epoch after this one's tasks rolled its transaction back: the same rows wait in ours."""

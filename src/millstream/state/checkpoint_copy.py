@@ -19,7 +19,6 @@ from millstream.errors import CheckpointError, DamageError
 from millstream.state.compaction import made_in
 from millstream.state.gc import named_by
 from millstream.state.manifest_log import ManifestLog, manifest_name
-from millstream.state.reader import latest
 from millstream.state.storage import Storage
 
 _ROUNDS = 30
@@ -44,7 +43,7 @@ def copy_checkpoint(source: Storage, target: Storage, tell: Callable[[CopyProgre
     progress = CopyProgress(-1)
     chosen = None
     for _ in range(_ROUNDS):
-        manifest = latest(log)
+        manifest = log.latest()
         if manifest is None:
             raise CheckpointError(f"{source.url} has no committed epoch yet: there is nothing to copy.")
         if identity.injectors and not manifest.sources:  # rule 4
@@ -93,6 +92,6 @@ def _read(source: Storage, name: str, epoch: int) -> bytes | None:
     try:
         return source.read(name)
     except DamageError:
-        if latest(ManifestLog(source)).epoch == epoch:  # type: ignore[union-attr]
+        if ManifestLog(source).latest().epoch == epoch:  # type: ignore[union-attr]
             raise  # nobody has collected it: it is missing
         return None

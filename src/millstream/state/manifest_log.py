@@ -107,8 +107,16 @@ class ManifestLog:
         )
 
     def latest(self) -> Manifest | None:
+        """The newest manifest, also while older ones are collected."""
         epochs = self.epochs()
-        return self.read(epochs[-1]) if epochs else None
+        while epochs:
+            try:
+                return self.read(epochs[-1])
+            except DamageError:
+                listed, epochs = epochs, self.epochs()
+                if listed[-1:] == epochs[-1:]:
+                    raise
+        return None
 
     def read(self, epoch: int) -> Manifest:
         """One manifest, checked."""

@@ -74,7 +74,7 @@ class AsOf(Reader):
 
     def _explain(self, error: DamageError) -> None:
         """Raises Overtaken if that is what it was."""
-        newest = latest(self._committed.log)
+        newest = self._committed.log.latest()
         if newest is not None and newest.epoch != self.epoch and error.object not in named_by(newest):
             raise Overtaken(
                 f"epoch {self.epoch} of {self._committed.log.storage.url} has been collected meanwhile ({error}). {_kept(self._committed.log)}"
@@ -101,7 +101,7 @@ class CommittedState:
     def newest(self) -> AsOf:
         """A reader of the newest epoch, that stays there."""
         self.log.identity()
-        found = latest(self.log)
+        found = self.log.latest()
         if found is None:
             raise CheckpointError(f"{self.log.storage.url} has no committed epoch yet.")
         return AsOf(self, found)
@@ -127,7 +127,7 @@ class CommittedState:
                 try:
                     return read(cut)
                 except (Overtaken, DamageError):
-                    newest = latest(self.log)
+                    newest = self.log.latest()
                     if not left or newest is None or newest.epoch == cut.epoch:
                         raise
             # after some vain attempts it waits, a little longer each time, and over a second in all: then an epoch has come that lasts
@@ -139,18 +139,6 @@ class CommittedState:
 def steady(log: ManifestLog, read: Callable[[AsOf], _T]) -> _T:
     """What `read` makes of the newest epoch of a log, for whoever asks once."""
     return CommittedState(log).steady(read)
-
-
-def latest(log: ManifestLog) -> Manifest | None:
-    """The newest manifest, also while older ones are collected."""
-    for _ in range(TRIES - 1):
-        epochs = log.epochs()
-        try:
-            return log.read(epochs[-1]) if epochs else None
-        except DamageError:
-            if log.epochs()[-1:] == epochs[-1:]:
-                raise
-    return log.latest()
 
 
 def _kept(log: ManifestLog) -> str:

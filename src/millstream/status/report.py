@@ -21,7 +21,6 @@ from millstream.readable.relations import relations, rows_shown
 from millstream.state.heartbeat import Alive, RunMode, last_sign
 from millstream.state.manifest import ComputationState, Manifest
 from millstream.state.manifest_log import ManifestLog
-from millstream.state.reader import latest
 from millstream.views.aggregate import depths
 from millstream.views.dsl import TABLE, VIEW
 
@@ -240,7 +239,7 @@ class Overview(msgspec.Struct):
 def overview(log: ManifestLog) -> Overview:
     """What the checkpoint says of itself and of its latest epoch."""
     identity = log.identity()
-    manifest = latest(log)
+    manifest = log.latest()
     status = status_of(identity.pipeline, manifest)
     if manifest is not None:
         status.state = "drained" if manifest.drained else "committed"
