@@ -90,9 +90,8 @@ class Step:
         self.has_maps = kind.is_map or bool(kind.map_fields)
         self.careful = False  # a hook of the key at hand has raised, or left a state that cannot be kept
         self.searching = False  # which of them it was
-        self.saved: tuple[Saved, bytes, list[dict[bytes, Any]]] | None = (
-            None  # a key as it was before a hook: visit, state, changes of its maps
-        )
+        # A key as it was before a hook: its visit, its state, the changes of its maps.
+        self.saved: tuple[Saved, bytes, list[dict[bytes, Any]]] | None = None
         self.visit = Visit(wiring, times, encode_value)
         kind_of = type(computation)
         self.finishes = kind_of.finish_key is not Computation.finish_key

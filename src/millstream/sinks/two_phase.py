@@ -150,9 +150,9 @@ class TwoPhaseSink(Sink):
         try:
             for part in parts:
                 connect = partial(self._connect, part.own["worker"], context.token, epoch, driver=True)
-                held = self._open.pop(part.own["worker"], None)
+                client = self._open.pop(part.own["worker"], None) or connect()
                 try:
-                    self._commit_part(held or connect(), context, epoch, part)
+                    self._commit_part(client, context, epoch, part)
                 except SinkError as error:
                     if isinstance(error, SinkRefused) or context.instead:
                         raise
