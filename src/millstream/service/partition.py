@@ -327,15 +327,13 @@ class Partition:
 
     def _place_read(self, call: PendingCall) -> None:
         try:
-            self._place(self._required(call.request), call)
+            required = self._required(call.request)
+            if required > self.store.applied:
+                self._behind.append((required, call))
+            else:
+                self._answer(call)
         except ServiceError as error:
             fail_calls([call], error)
-
-    def _place(self, required: int, call: PendingCall) -> None:
-        if required > self.store.applied:
-            self._behind.append((required, call))
-        else:
-            self._answer(call)
 
     def _take_behind(self) -> list[tuple[int, PendingCall]]:
         behind, self._behind = self._behind, []
