@@ -9,6 +9,7 @@ from millstream.core.outcome import DROP
 from millstream.core.record import Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import ADAPTIVE, DEAD_LETTER, FAIL, PRODUCED, STRONG, WEAK
+from millstream.operators import windows
 from millstream.pipeline import Pipeline, Stream
 from millstream.reducers.base import Reducer
 from millstream.reducers.extremes import bottom, first, last, top
@@ -63,4 +64,5 @@ __all__ = [
     "top",
     "views",
     "watermarks",
+    "windows",
 ]

@@ -28,6 +28,7 @@ from millstream.core.topology import (
 from millstream.core.watermark import Bounded, Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
+from millstream.operators.dsl import Keyed
 from millstream.sinks.base import Sink
 from millstream.sources.base import as_source
 from millstream.sources.schema import check_injector, check_keys, table_fields
@@ -56,6 +57,10 @@ class Stream:
     def via(self, production: str, *, slow_after: Duration | None = None) -> Via:
         """This stream over an edge of a kind of its own, for one consumer: `compute(C, counts.via(ms.STRONG))`."""
         return Via(self, _production(production, f"stream {self.name!r}"), None if slow_after is None else duration(slow_after))
+
+    def by(self, *key: Any) -> Keyed:
+        """This stream with a key: a field, several (the key is a tuple), SQL text, one function of the record, or nothing: one group for all."""
+        return self.pipeline._keyed_stream(self, key)
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
@@ -191,6 +196,32 @@ class Pipeline:
         self._computations.append(spec)
         made = tuple(Stream(output, self) for output in outputs)
         return made[0] if len(made) == 1 else made
+
+    def _keyed_stream(self, stream: Stream, key: tuple[Any, ...]) -> Keyed:
+        if len(key) == 1 and callable(key[0]):
+            return Keyed(self, {stream.name: key[0]}, None)
+        wrong = [one for one in key if not isinstance(one, str)]
+        if wrong:
+            raise DefinitionError(f"{stream.name}.by({wrong[0]!r}): give names of fields, or one function of the record")
+        if not key:
+            self._expressions["''"] = _nobody
+            given: Any = "''" if self._is_injected(stream.name) else _nobody
+        else:
+            given = key[0] if len(key) == 1 else tuple(key)
+        return Keyed(self, {stream.name: given}, key)
+
+    def _operate(
+        self, name: str, factory: Callable[[], Computation], inputs: Mapping[str, Any], late: str | None, **options: Any
+    ) -> Stream:
+        """Adds an operator, whose output stream has its name. inputs: streams with their keys."""
+        self._check_free(name, "operator")
+        given = self._inputs(name, [Stream(stream, self) for stream in inputs], dict(inputs), late)
+        on_error = options.pop("on_error", FAIL)
+        if on_error not in (FAIL, DEAD_LETTER):
+            raise DefinitionError(f"operator {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
+        letters = dead_letters(name) if on_error == DEAD_LETTER else None
+        self._computations.append(ComputationSpec(name, factory, given, (name,), dead_letters=letters, **options))
+        return Stream(name, self)
 
     def _name_of(self, computation: Any, name: str | None) -> str:
         """A computation's name: the one given, or that of its class."""
@@ -449,6 +480,11 @@ class Pipeline:
         if stream.pipeline is not self:
             raise DefinitionError(f"{who}: stream {stream.name!r} belongs to pipeline {stream.pipeline.name!r}")
         return stream.name
+
+
+def _nobody(_: Any) -> str:
+    """The key of the one group that all records are in."""
+    return ""
 
 
 def dead_letters(computation: str) -> str:

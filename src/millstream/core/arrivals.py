@@ -32,6 +32,16 @@ class Rejected(msgspec.Struct, frozen=True):
     why: str
 
 
+class InputRows(msgspec.Struct):
+    """What came for an operator that works on columns (`operators/`): the records of each input in no order, and what others have made of records already.
+    folded: how many records are in the chunks."""
+
+    rows: Sequence[Any]
+    rejected: Sequence[Rejected] = ()
+    chunks: Sequence[bytes] = ()
+    folded: int = 0
+
+
 def wrapped(value: Any, why: str) -> dict[str, Any]:
     """A rejected record's value on its way (rule 4)."""
     return {"rejected": why, "value": value}

@@ -37,6 +37,9 @@ class Computation:
     #: True: records older than the low watermark come to `process_record` like all others, and do not count as late.
     judges_lateness: bool = False
 
+    #: True: the whole shard's rows come at once, to `run_columns`, and no hook is called (`operators/`).
+    in_columns: bool = False
+
     #: The key that the hook is called for.
     key: Any
     #: The key's state. Change it in place or assign a new one.

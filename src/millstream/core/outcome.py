@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from millstream.core.backfill import Build
@@ -74,5 +76,6 @@ class Outcome(msgspec.Struct):
     delta: dict[bytes, bytes | None]  # None deletes
     productions: list[Production]  # in order
     counts: Counts
+    results: list[Any] = []  # productions in columns (`operators/results.py`), behind the others
     dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)  # what became of ids before the step ran
     millis: float = 0.0

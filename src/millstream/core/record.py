@@ -37,6 +37,10 @@ class Batch:
     def id(self, index: int) -> str:
         raise NotImplementedError
 
+    def column(self, name: str | None) -> Any:
+        """A field of all values as a column (None: the values themselves), where they are columns; else None."""
+        return None
+
     def anew(self) -> Batch:
         """A copy of these records. Each call of its `value` makes an object that nobody has seen."""
         return self

@@ -38,10 +38,10 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.arrivals import Arrivals, Rejected, wrong_time
+from millstream.core.arrivals import Arrivals, InputRows, Rejected, wrong_time
 from millstream.core.backfill import scan_entry, settled
 from millstream.core.computation import Computation
-from millstream.core.keys import key_of
+from millstream.core.keys import key_bytes, key_of
 from millstream.core.keyspace import (
     HOLD,
     LOW_TIMER,
@@ -104,8 +104,11 @@ class Step:
         computation.low_watermark = times.low_watermark
         computation.now = times.now
 
-    def run(self, arrivals: Arrivals) -> Outcome:
+    def run(self, arrivals: Arrivals | InputRows) -> Outcome:
         """Visits every key that has records or a due timer."""
+        if self.computation.in_columns:
+            return self.computation.run_columns(self, arrivals)  # type: ignore[attr-defined, no-any-return]
+        assert isinstance(arrivals, Arrivals)
         times = self.times
         due: dict[bytes, None] = {}
         left: dict[bytes, bytes] = {}  # where the index goes on behind what is visited
@@ -119,7 +122,7 @@ class Step:
         bounds = arrivals.bounds
         visit = self._visit if self.wiring.dead_letters is None else self._forgiving
         if arrivals.rejected:
-            self._reject(sorted(arrivals.rejected, key=_canonical))
+            self.reject(arrivals.rejected)
         scanned = self._backfill_scans() if times.scans else {}
         for group, text in enumerate(arrivals.keys):
             row_key = text.encode()
@@ -268,11 +271,17 @@ class Step:
 
     # --- dead letters
 
-    def _reject(self, rejected: Sequence[Rejected]) -> None:
+    def put_late(self, record: Record) -> None:
+        """A late record of a key that is not visited."""
+        self.computation.key = record.key
+        self.visit.begin(record.key, key_bytes(record.key), None)
+        self._late(record)
+
+    def reject(self, rejected: Sequence[Rejected]) -> None:
         """Records that no hook can be called with: dead letters under the key "", or the end of the epoch."""
         visit, times = self.visit, self.times
         known: dict[bytes, int] = {}
-        for one in rejected:
+        for one in sorted(rejected, key=_canonical):
             if self.wiring.dead_letters is None:
                 raise InputError(
                     f"stream {one.stream!r} into computation {self.name!r}: {one.why}, in the record {repr(one.value)[:500]}. Nothing of this epoch was "

@@ -106,6 +106,7 @@ class ComputationSpec(msgspec.Struct, frozen=True):
     refines: bool = False  # what it produces, and how its state lies, depends on how records fall into epochs; what the state says does not
     kind: str = ""  # "table", "view" or "join"; nothing for a computation of the user's own
     relation: RelationSpec | None = None  # of a table, view or join: what its readers decide by
+    in_columns: bool = False  # an operator that takes whole columns (`operators/`)
     about: dict[str, str] = {}  # for people: what a table, view or join was defined as
 
     @property

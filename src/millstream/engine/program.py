@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
-from millstream.core.arrivals import Arrivals, wrapped
+from millstream.core.arrivals import Arrivals, InputRows, wrapped
 from millstream.core.computation import Computation
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text
@@ -110,7 +111,7 @@ class Compiled:
     def run_group(
         self,
         group: Group,
-        arrivals: Mapping[str, Arrivals],
+        arrivals: Mapping[str, Arrivals | InputRows],
         stores: Mapping[str, Store],
         times: Mapping[str, Times],
         guards: Guards = ALL_GUARDS,
@@ -128,11 +129,18 @@ class Compiled:
             self.running = step
             outcomes[name] = outcome = step.run(here or Arrivals.none())
             outcome.millis = (perf_counter() - began) * 1000
-            for production in outcome.productions:
+            for production in self.productions_of(outcome, self.topology.same_key_streams):
                 if production.stream in self.topology.same_key_streams:
                     inside.setdefault(production.stream, []).append(production)
         self.running = None
         return outcomes
+
+    def productions_of(self, outcome: Outcome, streams: Container[str]) -> Iterable[Production]:
+        """What a step has produced, one by one; of what stands in columns, only some streams."""
+        if not outcome.results:
+            return outcome.productions
+        made = [result.productions(self.encode_value) for result in outcome.results if result.stream in streams]
+        return chain(outcome.productions, *made)
 
     def arrival(self, stream: str, text: Any, timestamp: int, id: str, body: bytes) -> Arrival:
         """A production as its consumer gets it, where records are handled one by one."""

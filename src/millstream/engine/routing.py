@@ -58,7 +58,7 @@ def route(compiled: Compiled, outcomes: Iterable[Outcome], shards: int, stored: 
     out = Routed()
     routes_of, route_keys = compiled.routes_of, compiled.route_keys
     for outcome in outcomes:
-        for p in outcome.productions:
+        for p in compiled.productions_of(outcome, routes_of):
             for way in routes_of.get(p.stream, ()):
                 text: Any = None
                 body, shard = p.body, 0

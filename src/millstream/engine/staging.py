@@ -24,7 +24,7 @@ from millstream.core.outcome import Outcome
 from millstream.engine.receipts import EpochOrder, Receipt, Work
 from millstream.engine.routing import Routed, StoredRow
 from millstream.errors import DamageError, Fenced
-from millstream.sinks.base import IdentifiedRow, SinkRow, TaskContext
+from millstream.sinks.base import IdentifiedRow, ResultRows, SinkRow, TaskContext
 from millstream.state.compaction import unit_name
 from millstream.state.fencing import refuse, run_number, superseded
 from millstream.state.manifest import Part, ProductionsRef
@@ -76,7 +76,10 @@ def stage(task: Task, receipt: Receipt, outcomes: Mapping[str, Outcome], out: Ro
             digest.update(data)
             ref = SegmentRef(unit.name, unit.add(data), len(data), len(outcome.delta), first=order.epoch, last=order.epoch)
         digest.update(msgspec.msgpack.encode(outcome.productions))
-        receipt.work[computation] = Work(ref, outcome.counts, len(outcome.productions), outcome.dedup, outcome.millis)
+        for result in outcome.results:
+            digest.update(result.content(task.compiled.encode_value))
+        produced = len(outcome.productions) + sum(map(len, outcome.results))
+        receipt.work[computation] = Work(ref, outcome.counts, produced, outcome.dedup, outcome.millis)
     for (stream, computation), by_shard in sorted(out.kept.items()):
         oldest = min(row[1] for rows in by_shard.values() for row in rows)
         stored_ref = ProductionsRef(stream, computation, unit.name, slices={}, oldest=oldest)
@@ -101,12 +104,15 @@ def _stage_sinks(task: Task, receipt: Receipt, outcomes: Mapping[str, Outcome], 
     attempt = f"{run_number(order.token)}.{secrets.token_hex(6)}"
     for emission in task.compiled.topology.emissions:
         for outcome in outcomes.values():
-            mine = [p for p in outcome.productions if p.stream == emission.stream]
-            found: list[SinkRow]
-            if emission.ids:
+            results = [result for result in outcome.results if result.stream == emission.stream]
+            found: Sequence[SinkRow]
+            if results:  # a stream is in columns, or it is not
+                found = ResultRows(results, emission.ids)
+            elif emission.ids:
+                mine = [p for p in outcome.productions if p.stream == emission.stream]
                 found = [IdentifiedRow(p.key, p.timestamp, decode(p.body), p.id) for p in mine]
             else:
-                found = [SinkRow(p.key, p.timestamp, decode(p.body)) for p in mine]
+                found = [SinkRow(p.key, p.timestamp, decode(p.body)) for p in outcome.productions if p.stream == emission.stream]
             if not found:
                 continue
             context = TaskContext(

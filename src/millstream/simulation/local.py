@@ -209,7 +209,7 @@ class LocalEngine:
                 mine[tally] = mine.get(tally, 0) + n
             self.marks[name, shard] = outcome.counts
             self.timer_counts[name, shard] = self.timer_counts.get((name, shard), 0) + outcome.counts.timers
-            for p in outcome.productions:
+            for p in self.compiled.productions_of(outcome, self.outputs):
                 self.outputs[p.stream].append(Emitted(p.key, self.compiled.decode_value(p.body), p.timestamp, p.id))
         for name, standing in planned.standings.items():
             marks = [counts for (computation, _), counts in self.marks.items() if computation == name]

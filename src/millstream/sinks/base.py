@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from millstream.operators.results import Results
 from millstream.state.compaction import unit_name
 from millstream.state.manifest import Part
 from millstream.state.storage import Storage
@@ -24,6 +25,26 @@ class IdentifiedRow(SinkRow, gc=False):
     """A row with the production's id, which is the same on every retry: for streams that are emitted with `ids=True`."""
 
     id: str
+
+
+class ResultRows(Sequence[SinkRow]):
+    """Rows that are columns still (`operators/results.py`): made one by one for whoever asks for one."""
+
+    def __init__(self, results: Sequence[Results], ids: bool) -> None:
+        self.results, self.ids = results, ids
+        self._rows: list[SinkRow] | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.results))
+
+    def __getitem__(self, at: Any) -> Any:
+        if self._rows is None:
+            self._rows = [row for result in self.results for row in self._made(result)]
+        return self._rows[at]
+
+    def _made(self, result: Results) -> Iterator[SinkRow]:
+        rows = zip(result.python_keys(), result.times.tolist(), result.values(), result.ids(), strict=True)
+        return (IdentifiedRow(*row) if self.ids else SinkRow(*row[:3]) for row in rows)
 
 
 def part_bytes(storage: Storage, part: Part) -> bytes:

@@ -20,7 +20,7 @@ import msgspec
 
 from millstream.core.time import Duration, duration
 from millstream.errors import DefinitionError, SinkError
-from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext, part_bytes
+from millstream.sinks.base import DriverContext, IdentifiedRow, Part, ResultRows, Sink, SinkRow, TaskContext, part_bytes
 from millstream.state.compaction import made_in
 from millstream.state.storage import Storage, open_storage
 
@@ -155,7 +155,10 @@ class FileSink(Sink):
 
     def _json(self, rows: Sequence[SinkRow], context: TaskContext) -> bytes:
         try:
-            data = _encoder.encode_lines(rows)
+            if isinstance(rows, ResultRows) and not rows.ids:
+                data = b"".join([result.json_lines(_encoder.encode) for result in rows.results])
+            else:
+                data = _encoder.encode_lines(rows)
             if self.nan == "null" or b"null" not in data or not any(_has_no_number(row.value) for row in rows):
                 return data
         except Exception:

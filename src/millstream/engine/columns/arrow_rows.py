@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.core import dedup
-from millstream.core.arrivals import Arrivals, Rejected, unwrapped, wrong_time
+from millstream.core.arrivals import Arrivals, InputRows, Rejected, unwrapped, wrong_time
 from millstream.core.dedup import IdRows
 from millstream.core.keys import key_of
 from millstream.core.record import Batch
@@ -29,6 +29,7 @@ from millstream.core.topology import Injector, Route, Topology
 from millstream.core.watermark import Seen, lags_of
 from millstream.engine.program import Compiled
 from millstream.engine.routing import SentRows
+from millstream.operators.rows import Rows
 from millstream.sources.base import BETWEEN
 
 from .casts import as_it_is
@@ -106,6 +107,12 @@ class ColumnBatch(Batch):
         for column in self._layout:
             found = self._table.column(column.carrier) if column.carrier else next(sent)
             yield found, _key_values if column.carrier == "key" else as_it_is
+
+    def column(self, name: str | None) -> Any:
+        for (column, made), of in zip(self._columns(), self._layout, strict=True):
+            if name == of.name or (name is None and self._single):
+                return whole(column) if made is as_it_is or not pc.any(pc.starts_with(column, _NUL)).as_py() else None
+        return None
 
     def anew(self) -> Batch:
         return RowBatch(self)
@@ -349,7 +356,7 @@ class ArrowInputs:
         mine = [route for route in self._routes.get(computation, ()) if route.stream == stream]
         return Identified(self._table, self._at(mine)) if mine else None
 
-    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals:
+    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals | InputRows:
         routes = self._routes.get(computation, [])
         rejected = self._rejected.get(computation, ())
         positions: Any = self._at(routes) if routes else ()
@@ -357,11 +364,24 @@ class ArrowInputs:
             of_stream = self._at([route for route in routes if route.stream == stream])
             dropped = np.flatnonzero(~mask) if of_stream is ALL else of_stream[~mask]
             positions = np.setdiff1d(np.arange(len(self._table)) if positions is ALL else positions, dropped, assume_unique=True)
+        if self._compiled.topology.by_name[computation].in_columns:
+            return self._input_rows(routes, positions, rejected)
         if positions is not ALL and not len(positions):
             found = Arrivals.none()
         else:
             found = to_arrivals(self._table, {route.index: self._batch(route, table=self._table) for route in routes}, positions)
         return found if not rejected else msgspec.structs.replace(found, rejected=rejected)
+
+    def _input_rows(self, routes: Sequence[Route], positions: Any, rejected: Sequence[Rejected]) -> InputRows:
+        found = []
+        for route in routes:
+            mine = positions
+            if len(routes) > 1:
+                mine = np.intersect1d(self._at([route]), np.arange(len(self._table))[positions], assume_unique=True)
+            keys, times = whole(self._table.column("key")), self._table.column("ts").to_numpy()
+            batch = self._batch(route, table=self._table)
+            found.append(Rows(batch, keys, times) if mine is ALL else Rows(batch, keys.take(pa.array(mine)), times[mine], mine))
+        return InputRows(found, rejected)
 
     def _at(self, routes: Sequence[Route]) -> Any:
         if len(routes) == len(self._present):

@@ -1,0 +1,1 @@
+"""How do records become results, in columns?"""

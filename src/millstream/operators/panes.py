@@ -1,0 +1,339 @@
+"""The window operator: tumbling, hopping and calendar windows, and those that results came from, on a store of panes.
+
+    P <end of the pane> <class> <epoch>   → partial results of one pane that came in one epoch, or in several (`partials.py`). class: how many rows, roughly
+
+Rules
+1. A record touches one pane. Panes are kept by their ends, so the order of the entries is the order of time: there is no timer, and no entry per key.
+2. A window is told once, when the low watermark reaches its end, with the timestamp `end - 1`: no record of it is expected any more, and a window behind it
+   takes the result in the same epoch. A window that was told before the epoch (its end is not above the low watermark before it) is not told again.
+3. A record is late if all its windows were told before the epoch. It touches no pane.
+4. A pane goes when the last window that has it is told.
+5. `MERGED` entries of one pane and class become one, so that a pane has few of them, however many epochs it lasts. Which, follows from what is stored and
+   what came in: every attempt at an epoch does the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from millstream.core.arrivals import Arrivals, InputRows
+from millstream.core.computation import Computation
+from millstream.core.keys import key_of
+from millstream.core.outcome import Outcome
+from millstream.core.time import END
+from millstream.operators.partials import Labels, Partials, column_of, decoded, encoded, labels, values_of
+from millstream.operators.results import Results, is_plain
+from millstream.operators.rows import NotInColumns, Rows
+from millstream.operators.vectors import Vector, vector_of
+from millstream.operators.windows import Calendar, Fixed, Same
+from millstream.reducers.base import Reducer
+
+if TYPE_CHECKING:
+    from millstream.core.step import Step
+
+PANE = b"P"
+_NAME = struct.Struct(">cQBQ")
+_BIAS = 2**63
+MERGED = 16
+
+
+class WindowSpec(msgspec.Struct, frozen=True):
+    """What a window operator is to do. fields: the names of what the key is made of; None: it is made by a function, and shown as `key`."""
+
+    kind: Fixed | Calendar | Same
+    reducers: dict[str, Reducer]
+    fields: tuple[str, ...] | None = None
+
+
+class PaneWindow(Computation):
+    """Reduces the records of each key and window."""
+
+    State = type(None)
+    in_columns = True
+    judges_lateness = True
+
+    def __init__(self, spec: WindowSpec) -> None:
+        self.spec = spec
+        self.vectors: list[Vector] = [vector_of(reducer) for reducer in spec.reducers.values()]
+
+    def run_columns(self, step: Step, given: Arrivals | InputRows) -> Outcome:
+        return PaneStep(self, step).run(given if isinstance(given, InputRows) else rows_of(given))
+
+
+def rows_of(arrivals: Arrivals) -> InputRows:
+    """Records in canonical order, as rows of their batches."""
+    counts: Any = np.diff(np.array(arrivals.bounds, np.int64))
+    keys = pa.array(arrivals.keys, pa.string()).take(pa.array(np.repeat(np.arange(len(arrivals.keys)), counts)))
+    times, index = np.array(arrivals.timestamps, np.int64), np.array(arrivals.index, np.int64)
+    source = np.zeros(len(times), np.int64) if arrivals.source is None else np.array(arrivals.source, np.int64)
+    found = []
+    for at, batch in enumerate(arrivals.batches):
+        mine = np.flatnonzero(source == at)
+        if len(mine):
+            found.append(Rows(batch, keys.take(pa.array(mine)), times[mine], index[mine]))
+    return InputRows(found, arrivals.rejected)
+
+
+class PaneStep:
+    """One epoch of a window operator on one shard."""
+
+    def __init__(self, operator: PaneWindow, step: Step) -> None:
+        self.spec, self.vectors, self.step = operator.spec, operator.vectors, step
+        self.store, self.times = step.store, step.times
+        self.encode, self.decode = step.kind.encode_sub, step.kind.decode_sub
+        self._read: dict[bytes, Partials] = {}
+
+    def run(self, given: InputRows) -> Outcome:
+        step = self.step
+        if given.rejected:
+            step.reject(given.rejected)
+        made = [self._partials(rows) for rows in given.rows if len(rows)]
+        made += [decoded(chunk) for chunk in given.chunks]
+        step.counts.records = sum(map(len, given.rows)) + given.folded
+        new = self.folded([table for table in made if len(table)])
+        results = self._close(new)
+        step.counts.next_low = self._next_end()
+        return Outcome(step.delta, step.visit.productions, step.counts, results=results)
+
+    # --- records to partial results
+
+    def _partials(self, rows: Rows) -> Partials:
+        """The partial results of some records. Late ones are put aside."""
+        ends, starts, late = self._placed(rows)
+        if late is not None:
+            for record in rows.where(late).records():
+                self.step.put_late(record)
+            keep = np.flatnonzero(~late)
+            rows, ends, starts = rows.where(~late), ends[keep], None if starts is None else starts[keep]
+            if not len(rows):
+                return NOTHING
+        groups = labels(ends, rows.keys, starts)
+        columns: list[Any] = []
+        for vector in self.vectors:
+            try:
+                columns += vector.lifted(rows, groups)
+            except NotInColumns:
+                columns += self._one_by_one(vector, rows, groups)
+        return Partials(groups.ends, groups.keys, columns, groups.starts)
+
+    def _placed(self, rows: Rows) -> tuple[Any, Any, Any]:
+        """The pane of every record, by end (and start), and which of them are late; None: none is."""
+        kind, before = self.spec.kind, self.times.late_before
+        if isinstance(kind, Same):
+            try:
+                ends, starts = (np.array([value[name] for value in rows.values()], np.int64) for name in ("end", "start"))
+            except (KeyError, TypeError, OverflowError):
+                raise ValueError("window(same()) reads results of a window: their values have `start` and `end`") from None
+            last = ends
+        else:
+            ends, starts = kind.pane_ends(rows.times), None
+            if kind.last_end(int(ends.min())) > before:
+                return ends, starts, None
+            last = kind.last_ends(ends)
+        late = last <= before
+        return ends, starts, late if late.any() else None
+
+    def _one_by_one(self, vector: Vector, rows: Rows, groups: Labels) -> list[Any]:
+        """The parts that a reducer makes of each value."""
+        reducer = vector.reducer
+        totals: list[Any] = [None] * len(groups)
+        combine = reducer.combine
+        if reducer.wants_order:
+            order = zip(rows.times.tolist(), rows.ids(), strict=True)
+            parts: Iterable[Any] = (reducer.lift_at(value, list(at)) for value, at in zip(rows.values(), order, strict=True))
+        else:
+            parts = map(reducer.lift, rows.values())
+        for at, part in zip(groups.of.tolist(), parts, strict=True):
+            if part is not None:
+                total = totals[at]
+                totals[at] = part if total is None else combine(total, part)
+        return self._columns_of(vector, totals)
+
+    def _columns_of(self, vector: Vector, parts: Sequence[Any]) -> list[Any]:
+        if vector.width == 1:
+            return [column_of(parts, self.encode)]
+        return [column_of(column, self.encode) for column in zip(*map(vector.split, parts), strict=True)]
+
+    def parts_of(self, vector: Vector, columns: Sequence[Any]) -> list[Any]:
+        """The parts that stand in columns."""
+        lists = [values_of(column, self.decode) for column in columns]
+        return lists[0] if vector.width == 1 else [vector.join(row) for row in zip(*lists, strict=True)]
+
+    # --- partial results to fewer of them
+
+    def folded(self, tables: Sequence[Partials]) -> Partials:
+        """Partial results of the same windows and keys become one."""
+        if len(tables) < 2:
+            return tables[0] if tables else NOTHING
+        ends = np.concatenate([table.ends for table in tables])
+        starts = None if tables[0].starts is None else np.concatenate([table.starts for table in tables])
+        groups = labels(ends, pa.concat_arrays([table.keys for table in tables]), starts)
+        columns: list[Any] = []
+        at = 0
+        for vector in self.vectors:
+            mine = [self._joined([table.columns[at + n] for table in tables]) for n in range(vector.width)]
+            at += vector.width
+            try:
+                columns += vector.combined(mine, groups)
+            except NotInColumns:
+                columns += self._combined_one_by_one(vector, mine, groups)
+        return Partials(groups.ends, groups.keys, columns, groups.starts)
+
+    def _joined(self, columns: Sequence[Any]) -> Any:
+        """Columns one behind the other."""
+        kinds = {column.type for column in columns if column.null_count < len(column)}
+        if len(kinds) <= 1:
+            kind = kinds.pop() if kinds else columns[0].type
+            return pa.concat_arrays([column if column.type == kind else pa.nulls(len(column), kind) for column in columns])
+        return column_of([value for column in columns for value in values_of(column, self.decode)], self.encode)
+
+    def _combined_one_by_one(self, vector: Vector, columns: Sequence[Any], groups: Labels) -> list[Any]:
+        found: list[list[Any]] = [[] for _ in range(len(groups))]
+        for at, part in zip(groups.of.tolist(), self.parts_of(vector, columns), strict=True):
+            found[at].append(part)
+        return self._columns_of(vector, [parts[0] if len(parts) == 1 else vector.reducer.fold(parts) for parts in found])
+
+    # --- panes
+
+    def _close(self, new: Partials) -> list[Results]:
+        """Tells the windows that have ended, and keeps what is left in the store."""
+        low, after = self.times.low_watermark, self.times.late_before
+        fresh = dict(new.by_end())
+        stored = self._stored(low) if low > after else {}
+        results = self._told(fresh, stored, after, low)
+        for end, names in stored.items():
+            if self._last_end(end) <= low:
+                for name in names:
+                    self._drop(name)
+        for end, table in fresh.items():
+            if self._last_end(end) > low:
+                self._keep(end, table)
+        return results
+
+    def _last_end(self, pane_end: int) -> int:
+        return pane_end if isinstance(self.spec.kind, Same) else self.spec.kind.last_end(pane_end)
+
+    def _stored(self, until: int) -> dict[int, list[bytes]]:
+        """The entries of panes with ends up to a time, by end."""
+        found: dict[int, list[bytes]] = {}
+        for name in self.store.keys(PANE, _first_name(until + 1) if until < END else AFTER):  # type: ignore[attr-defined]
+            found.setdefault(_end_of(name), []).append(name)
+        return found
+
+    def _told(self, fresh: dict[int, Partials], stored: dict[int, list[bytes]], after: int, low: int) -> list[Results]:
+        kind = self.spec.kind
+        if isinstance(kind, Fixed) and kind.size != kind.every:
+            results = []
+            for start, end in kind.closing({*fresh, *stored}, after, low):
+                mine = [table for at in sorted({*fresh, *stored}) if start < at <= end for table in self._tables(at, fresh, stored)]
+                table = self.folded([_at(one, end) for one in mine])
+                results.append(self._results(table, np.full(len(table), start, np.int64)))
+            return results
+        due = [end for end in sorted({*fresh, *stored}) if after < end <= low]
+        table = self.folded([table for end in due for table in self._tables(end, fresh, stored)])
+        if not len(table):
+            return []
+        if table.starts is not None:
+            return [self._results(table, table.starts)]
+        assert not isinstance(kind, Same)
+        known, of = np.unique(table.ends, return_inverse=True)
+        return [self._results(table, np.array([kind.start_of(end) for end in known.tolist()], np.int64)[of])]
+
+    def _tables(self, end: int, fresh: dict[int, Partials], stored: dict[int, list[bytes]]) -> list[Partials]:
+        tables = [self._table(name) for name in stored.get(end, ())]
+        return [*tables, fresh[end]] if end in fresh else tables
+
+    def _table(self, name: bytes) -> Partials:
+        """A stored entry, decoded once."""
+        found = self._read.get(name)
+        if found is None:
+            data = self.store.get(name)
+            assert data is not None
+            found = self._read[name] = decoded(data, _end_of(name))
+            if len(found.columns) != sum(vector.width for vector in self.vectors):
+                raise ValueError(
+                    "its stored windows were made by other reducers. Put them back, give the operator another name=, or drop its state (drop=[...], --drop)"
+                )
+        return found
+
+    def _keep(self, end: int, table: Partials) -> None:
+        """Puts partial results of a pane that stays open into the store (rule 5)."""
+        first = _first_name(end)
+        alike = [name for name in self.store.keys(first, _first_name(end, 255)) if name[9] == _class(len(table))]  # type: ignore[attr-defined]
+        if len(alike) >= MERGED - 1:
+            table = self.folded([*map(self._table, alike), table])
+            for name in alike:
+                self._drop(name)
+        self.step.counts.keys += len(table)
+        data = encoded(table, self.encode, self.decode)
+        self.step.delta[_NAME.pack(PANE, end + _BIAS, _class(len(table)), self.times.epoch)] = data
+
+    def _drop(self, name: bytes) -> None:
+        self.step.counts.keys -= len(self._table(name))
+        self.step.delta[name] = None
+
+    def _next_end(self) -> int | None:
+        """The end of the next window that has anything."""
+        delta = self.step.delta
+        ahead = next((_end_of(name) for name in self.store.keys(PANE, AFTER) if delta.get(name, b"") is not None), None)  # type: ignore[attr-defined]
+        ends = [_end_of(name) for name, data in delta.items() if data is not None and name.startswith(PANE)]
+        pane = min((end for end in (ahead, min(ends, default=None)) if end is not None), default=None)
+        if pane is None or isinstance(self.spec.kind, Same):
+            return pane
+        return self.spec.kind.next_end(pane, self.times.low_watermark)
+
+    # --- results
+
+    def _results(self, table: Partials, starts: Any) -> Results:
+        step, spec = self.step, self.spec
+        columns: dict[str, Any] = {}
+        fields = ("key",) if spec.fields is None else spec.fields
+        if len(fields) == 1:
+            columns[fields[0]] = table.keys if is_plain(table.keys) else list(map(key_of, table.keys.to_pylist()))
+        elif fields:
+            columns.update(zip(fields, map(list, zip(*map(key_of, table.keys.to_pylist()), strict=True)), strict=True))
+        columns["start"], columns["end"] = pa.array(starts), pa.array(table.ends)
+        at = 0
+        for (name, reducer), vector in zip(spec.reducers.items(), self.vectors, strict=True):
+            mine = table.columns[at : at + vector.width]
+            at += vector.width
+            try:
+                columns[name] = vector.shown(mine)
+            except NotInColumns:
+                columns[name] = list(map(reducer.show, self.parts_of(vector, mine)))
+        stream = step.wiring.streams[0]
+        of = [f"window/{start}/{end}" for start, end in zip(starts.tolist(), table.ends.tolist(), strict=True)]
+        step.counts.fired += len(table)
+        with_ids = stream in step.visit.named_streams
+        return Results(
+            step.name, stream, table.keys, np.maximum(table.ends - 1, step.visit.least), columns, of if with_ids else (), with_ids
+        )
+
+
+def _first_name(end: int, kind: int = 0) -> bytes:
+    return _NAME.pack(PANE, end + _BIAS, kind, 0)
+
+
+AFTER = PANE + b"\xff" * 18
+
+
+def _end_of(name: bytes) -> int:
+    return int.from_bytes(name[1:9], "big") - _BIAS
+
+
+def _class(rows: int) -> int:
+    return rows.bit_length() // 4
+
+
+def _at(table: Partials, end: int) -> Partials:
+    """A pane's partial results, as those of a window."""
+    return Partials(np.full(len(table), end, np.int64), table.keys, table.columns, table.starts)
+
+
+NOTHING = Partials(np.zeros(0, np.int64), pa.array([], pa.string()), [])

@@ -1,0 +1,83 @@
+"""The rows that an operator reads: of one stream, in any order, as columns for whoever can use them, and as records for everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from millstream.core.keys import key_of
+from millstream.core.record import Batch, Record
+
+_KINDS = {frozenset((int,)): pa.int64(), frozenset((float,)): pa.float64(), frozenset((str,)): pa.string()}
+_NONE = type(None)
+
+
+class NotInColumns(Exception):
+    """What is asked for cannot be done on columns with exactly the same result. The reason is for `--explain` and for tests."""
+
+
+class Rows:
+    """Some records of a batch. keys: their texts, as an Arrow array; times: numpy; index: their places in the batch, None for all of it in its order."""
+
+    __slots__ = ("_records", "_values", "batch", "index", "keys", "times")
+
+    def __init__(self, batch: Batch, keys: Any, times: Any, index: Any = None) -> None:
+        self.batch, self.keys, self.times, self.index = batch, keys, times, index
+        self._values: list[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def stream(self) -> str:
+        return self.batch.stream
+
+    def places(self) -> Any:
+        return np.arange(len(self.times)) if self.index is None else self.index
+
+    def where(self, mask: Any) -> Rows:
+        """Those for which a mask is true."""
+        chosen = np.flatnonzero(mask)
+        return Rows(self.batch, self.keys.take(pa.array(chosen)), self.times[chosen], self.places()[chosen])
+
+    def column(self, name: str | None) -> Any:
+        """A field of the values as an Arrow array; None: the values themselves. Raises NotInColumns if its values are not all of one plain type."""
+        found = self.batch.column(name)
+        if found is not None:
+            return found if self.index is None else found.take(pa.array(self.index))
+        values = self.values()
+        if name is not None:
+            if not all(value.__class__ is dict and name in value for value in values):
+                raise NotInColumns(f"not every value has a field {name!r}")
+            values = [value[name] for value in values]
+        return typed(values, name)
+
+    def values(self) -> list[Any]:
+        """The values as Python objects."""
+        if self._values is None:
+            value = self.batch.value
+            self._values = [value(at) for at in self.places().tolist()]
+        return self._values
+
+    def ids(self) -> list[str]:
+        return [self.batch.id(at) for at in self.places().tolist()]
+
+    def records(self) -> Iterator[Record]:
+        batch = self.batch
+        for text, time, at in zip(self.keys.to_pylist(), self.times.tolist(), self.places().tolist(), strict=True):
+            yield Record(key_of(text), time, batch, at)
+
+
+def typed(values: list[Any], name: str | None) -> Any:
+    """Python values of one plain type as an Arrow array."""
+    kinds = frozenset(map(type, values)) - {_NONE}
+    kind = _KINDS.get(kinds) if kinds else pa.int64()
+    if kind is None:
+        raise NotInColumns(f"the values of {name or 'the stream'} are of the types {', '.join(sorted(one.__name__ for one in kinds))}")
+    try:
+        return pa.array(values, kind)
+    except (OverflowError, UnicodeError):
+        raise NotInColumns(f"the values of {name or 'the stream'} do not fit a column") from None
