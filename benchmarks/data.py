@@ -58,7 +58,10 @@ def read_counts(folder: Path, pattern: str = "*.jsonl") -> dict[tuple[str, int],
     for path in sorted(folder.glob(pattern)):
         for line in path.read_text().splitlines():
             row = json.loads(line)
-            name = (row["key"], row["timestamp"] - 1000)
+            value = row["value"]
+            name = (
+                (row["key"], row["timestamp"] - 1000) if isinstance(value, int) else (value["term"], value["start"])
+            )  # of a hook, or of an operator
             assert name not in found, f"{name} twice"
-            found[name] = row["value"]
+            found[name] = value if isinstance(value, int) else value["count"]
     return found

@@ -100,6 +100,32 @@ def millstream_dedup(spark: Any, data: Path, work: Path) -> list[Epoch]:
     return millstream(spark, data, work, "10m")
 
 
+def operator_pipeline(source: Any, output: Path, dedup: str | None = None) -> ms.Pipeline:
+    """The job in one line of operators."""
+    p = ms.Pipeline("bench")
+    queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"), dedup=dedup)
+    p.emit(queries.by("term").window(ms.windows.tumbling("1s")).reduce(ms.count(), name="counts"), ms.sinks.files(output))
+    return p
+
+
+def operator(spark: Any, data: Path, work: Path, dedup: str | None = None, **options: Any) -> list[Epoch]:
+    """By the window operator, in micro-batches."""
+    source = ms.sources.files(data, schema=SCHEMA, format="parquet", max_files_per_epoch=1)
+    handle = operator_pipeline(source, work / "counts", dedup).run(spark, checkpoint=work / "checkpoint", available_now=True, **options)
+    handle.await_termination()
+    return epochs_of(handle)
+
+
+def operator_resident(spark: Any, data: Path, work: Path) -> list[Epoch]:
+    """The same, on resident tasks."""
+    return operator(spark, data, work, resident=True)
+
+
+def operator_resident_dedup(spark: Any, data: Path, work: Path) -> list[Epoch]:
+    """The same, deduplicating."""
+    return operator(spark, data, work, "10m", resident=True)
+
+
 def _reader(spark: Any, data: Path) -> Any:
     return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(data))
 
@@ -220,6 +246,9 @@ WAYS: dict[str, Callable[[Any, Path, Path], list[Epoch]]] = {
     "millstream-dedup": millstream_dedup,
     "millstream-resident": millstream_resident,
     "millstream-resident-dedup": millstream_resident_dedup,
+    "millstream-operator": operator,
+    "millstream-operator-resident": operator_resident,
+    "millstream-operator-resident-dedup": operator_resident_dedup,
     "floor": floor,
     "tws": tws,
 }

@@ -52,6 +52,7 @@ class Compiled:
         self.encode_value = program.codec.encoder()
         self.decode_value = program.codec.decoder(object)
         self._kinds: dict[str, StateKind] = {}
+        self._operators: dict[str, Computation] = {}
         self._columns: dict[str, dict[str, Kind] | None] = {}
         self.running: Step | None = None  # the step under way, for whoever looks from another thread
         self.route_keys: dict[int, Callable[[Production], str]] = {
@@ -95,6 +96,12 @@ class Compiled:
             except Exception as error:
                 raise DefinitionError(f"computation {name!r}: its State cannot be made or kept: {type(error).__name__}: {error}") from error
         return computation, self._kinds[name]
+
+    def operator(self, name: str) -> Any:
+        """An operator that takes columns. It keeps nothing between epochs, so one serves all."""
+        if name not in self._operators:
+            self._operators[name] = self.make(name)[0]
+        return self._operators[name]
 
     def columns_of(self, injector: Injector) -> dict[str, Kind] | None:
         """The columns of an injector's source, where they can be told without Spark."""

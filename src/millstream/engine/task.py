@@ -27,7 +27,7 @@ from millstream.core.arrivals import Arrivals, InputRows
 from millstream.core.dedup import DedupCounts, IdRows, SpanFilters
 from millstream.core.keyspace import NoEntries, OpenStore
 from millstream.core.outcome import Outcome
-from millstream.core.topology import Group, Route
+from millstream.core.topology import Group, Route, Topology
 from millstream.core.watermark import Seen
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
@@ -84,6 +84,12 @@ class _Checked(NamedTuple):
     counts: DedupCounts
 
 
+def newest_before(before: Manifest | None, topology: Topology) -> dict[str, int | None]:
+    """The newest timestamp of each injected stream before an epoch."""
+    known = before.injectors if before is not None else {}
+    return {name: known[name].newest if name in known else None for name in topology.injectors}
+
+
 @dataclass
 class Task:
     """One attempt at one shard of one group. unit: where it stages, if other tasks of its process stage there too."""
@@ -118,7 +124,7 @@ class Task:
         try:
             for name in self.group.computations:
                 views[name] = self._view(name)  # c
-            receipt.seen = inputs.seen(self._newest())
+            receipt.seen = inputs.seen(newest_before(self.order.before, self.compiled.topology))
             checked = {name: self._deduplicated(name, inputs, view) for name, view in views.items()}  # d
             arrivals = {name: inputs.arrivals(name, one.keep) for name, one in checked.items()}  # e
             outcomes = self.compiled.run_group(self.group, arrivals, views, self.order.times, self.order.guards)  # f
@@ -152,10 +158,6 @@ class Task:
         if known is None or before is None:
             return NoEntries()
         return self.cache.view(known.lineage, self.shard, known.shards[self.shard].segments, before)
-
-    def _newest(self) -> dict[str, int | None]:
-        known = self.order.before.injectors if self.order.before is not None else {}
-        return {name: known[name].newest if name in known else None for name in self.compiled.topology.injectors}
 
     def _deduplicated(self, computation: str, inputs: Inputs, view: OpenStore) -> _Checked:
         checked = _Checked({}, {}, DedupCounts())

@@ -62,6 +62,30 @@ class PaneWindow(Computation):
         self.spec = spec
         self.vectors: list[Vector] = [vector_of(reducer) for reducer in spec.reducers.values()]
 
+    @property
+    def folds_ahead(self) -> bool:
+        """Whether partial results may be made before the shard's task sees the records."""
+        return not isinstance(self.spec.kind, Same) and all(
+            type(vector) is not Vector and not vector.reducer.functions for vector in self.vectors
+        )
+
+    def late_times(self, times: Any, before: int) -> Any:
+        """Which records are late, as a mask; None: none is."""
+        kind = self.spec.kind
+        assert not isinstance(kind, Same)
+        ends = kind.pane_ends(times)
+        if kind.last_end(int(ends.min())) > before:
+            return None
+        return kind.last_ends(ends) <= before
+
+    def ahead(self, rows: Rows) -> Partials:
+        """Partial results of rows of which none is late. Raises NotInColumns."""
+        window = self.spec.kind
+        assert not isinstance(window, Same)
+        groups = labels(window.pane_ends(rows.times), rows.keys)
+        columns = [column for vector in self.vectors for column in vector.lifted(rows, groups)]
+        return Partials(groups.ends, groups.keys, columns)
+
     def run_columns(self, step: Step, given: Arrivals | InputRows) -> Outcome:
         return PaneStep(self, step).run(given if isinstance(given, InputRows) else rows_of(given))
 

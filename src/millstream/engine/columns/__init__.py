@@ -3,6 +3,7 @@
     arrow_rows    what came to a task, as the task wants it: keyed rows to arrivals, and what must be rejected taken out
     hashing       hashes of columns
     casts         the texts and times that Spark makes of columns, and what is said of columns that cannot be a key, a time, an id
+    folding       partial results of operators, before the exchange
     keying        source columns to keyed rows: what `spark/keyed_rows.py` does in the JVM
 
 It must not know pyspark, sockets or epochs.

@@ -44,6 +44,18 @@ KEYED = (("part", pa.int32()), ("route", pa.int32()), ("key", pa.string()), ("ts
 _SENT = pa.schema([*KEYED, ("body", pa.binary()), ("unit", pa.int64())])
 
 
+class Chunk(msgspec.Struct, array_like=True):
+    """What stands in a row's body. records: how many are in it."""
+
+    records: int
+    table: bytes
+    seen: Seen | None = None
+
+
+encode_chunk = msgspec.msgpack.Encoder().encode
+decode_chunk = msgspec.msgpack.Decoder(Chunk).decode
+
+
 class ValueColumn(msgspec.Struct, frozen=True):
     """One column of an injector's value, and where it travels: in "key", "ts" or "id", or in the struct ("")."""
 
@@ -323,6 +335,7 @@ class ArrowInputs:
         self._rejected: dict[str, list[Rejected]] = {}
         self._routes: dict[str, list[Route]] = {}  # those that have rows, by computation
         self._present: list[int] = []
+        self._chunks: dict[str, list[tuple[str, Chunk]]] = {}  # by computation: stream, and what was folded before the exchange
 
     def consumed(self) -> list[int]:
         if self._table is None or "unit" not in self._table.column_names:
@@ -335,7 +348,9 @@ class ArrowInputs:
             rows = rows.append_column("route", pa.array(np.full(len(rows), route.index, np.int32)))
             pieces.append(rows.append_column("ord", pa.array(np.zeros(len(rows), np.int64))))
         table = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces, promote_options="default") if pieces else None
-        if table is not None:
+        if table is not None and "body" in table.column_names:
+            table = self._take_chunks(table)
+        if table is not None and len(table):
             table, self._rejected = rejections(table, self._compiled.topology, partial(self._batch, table=table))
         self._table = table if table is not None and len(table) else None
         if self._table is not None:
@@ -344,12 +359,26 @@ class ArrowInputs:
                 route = self._compiled.topology.routes[index]
                 self._routes.setdefault(route.computation, []).append(route)
 
+    def _take_chunks(self, table: Any) -> Any:
+        """Sets aside the rows that are partial results of an injected stream (`folding.py`)."""
+        routes = self._compiled.topology.routes
+        injected = [route.index for route in routes if route.stream in self._compiled.topology.injectors]
+        mask = np.isin(table.column("route").to_numpy(), injected) & whole(table.column("body").is_valid()).to_numpy(zero_copy_only=False)
+        if not mask.any():
+            return table
+        for row in table.filter(pa.array(mask)).select(["route", "body"]).to_pylist():
+            self._chunks.setdefault(routes[row["route"]].computation, []).append((routes[row["route"]].stream, decode_chunk(row["body"])))
+        return table.filter(pa.array(~mask))
+
     def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
         found: dict[str, Seen] = {}
+        for stream, chunk in (one for chunks in self._chunks.values() for one in chunks):
+            if chunk.seen is not None:
+                found.setdefault(stream, Seen()).add(chunk.seen)
         for route in (one for routes in self._routes.values() for one in routes):
             injector = self._compiled.topology.injectors.get(route.stream)
             if injector is not None and self._compiled.routes_of[route.stream][0] is route:  # all its routes carry the same records
-                found[route.stream] = seen(injector, self._table, self._at([route]), newest[route.stream])
+                found.setdefault(route.stream, Seen()).add(seen(injector, self._table, self._at([route]), newest[route.stream]))
         return found
 
     def ids(self, computation: str, stream: str) -> IdRows | None:
@@ -365,14 +394,14 @@ class ArrowInputs:
             dropped = np.flatnonzero(~mask) if of_stream is ALL else of_stream[~mask]
             positions = np.setdiff1d(np.arange(len(self._table)) if positions is ALL else positions, dropped, assume_unique=True)
         if self._compiled.topology.by_name[computation].in_columns:
-            return self._input_rows(routes, positions, rejected)
+            return self._input_rows(computation, routes, positions, rejected)
         if positions is not ALL and not len(positions):
             found = Arrivals.none()
         else:
             found = to_arrivals(self._table, {route.index: self._batch(route, table=self._table) for route in routes}, positions)
         return found if not rejected else msgspec.structs.replace(found, rejected=rejected)
 
-    def _input_rows(self, routes: Sequence[Route], positions: Any, rejected: Sequence[Rejected]) -> InputRows:
+    def _input_rows(self, computation: str, routes: Sequence[Route], positions: Any, rejected: Sequence[Rejected]) -> InputRows:
         found = []
         for route in routes:
             mine = positions
@@ -381,7 +410,8 @@ class ArrowInputs:
             keys, times = whole(self._table.column("key")), self._table.column("ts").to_numpy()
             batch = self._batch(route, table=self._table)
             found.append(Rows(batch, keys, times) if mine is ALL else Rows(batch, keys.take(pa.array(mine)), times[mine], mine))
-        return InputRows(found, rejected)
+        chunks = [chunk for _, chunk in self._chunks.get(computation, ())]
+        return InputRows(found, rejected, [chunk.table for chunk in chunks], sum(chunk.records for chunk in chunks))
 
     def _at(self, routes: Sequence[Route]) -> Any:
         if len(routes) == len(self._present):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,10 +24,12 @@ from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError, InputError
+from millstream.operators.rows import NotInColumns
 from millstream.sources.base import BETWEEN
 
 from . import casts, hashing
 from .arrow_rows import KEYED, ValueColumn, to_list, whole
+from .folding import Folding
 
 _MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many
 _TYPES = {"string": pa.string(), "long": pa.int64()}
@@ -92,6 +95,9 @@ class Keying:
         topology = program.topology
         self._who = f"injected stream {injector.name!r}"
         self._expressions = program.expressions
+        self._injector = msgspec.structs.replace(
+            injector, source=None, watermark=msgspec.structs.replace(injector.watermark, function=None)
+        )
         self._fields = {field.name: field for field in schema if field.name != unreadable}
         self._names = list(self._fields)
         self._unreadable = unreadable
@@ -116,11 +122,47 @@ class Keying:
     def keyed(self, table: Any, now: int, origin: str = "") -> Any:
         """A table of source columns as a table of keyed rows, one per record and consumer, without the values of other injectors. now: for an injector without
         a timestamp. origin: the file that the rows come from, as input_file_name() has it."""
-        count = len(table)
-        if not count or not self._routes:
-            return self._schema.empty_table()
+        return self._rows(table, now, origin, self._routes) if len(table) and self._routes else self._schema.empty_table()
+
+    def folded(self, table: Any, now: int, origin: str, folding: Folding) -> list[Any]:
+        """The same, with partial results in the place of rows where that can be done."""
+        routes, pieces = self._routes, []
+        for route in [route for route in routes if len(table) and not route.spread and folding.folds(self._injector, route)]:
+            made, left = self._folded(table, now, route, folding)
+            if made is not None:
+                routes = [one for one in routes if one is not route]
+                pieces.append(made)
+                if left is not None:
+                    pieces.append(self._rows(table.filter(left), now, origin, [route]))
+        return [*pieces, self._rows(table, now, origin, routes)] if routes and len(table) else pieces
+
+    def _folded(self, table: Any, now: int, route: Route, folding: Folding) -> tuple[Any, Any]:
+        """The partial results of a route, and a mask of the rows that are in none of them, None for none; nothing at all if it cannot be done."""
         rows = SourceRows(table, self._names)
-        times = pa.array(np.full(count, now, np.int64)) if self._time is None else self._time(rows)
+        times, key = self._times(rows, now, len(table)), self._keys[route.index](rows)
+        if self._unreadable is not None and rows.column(self._unreadable).null_count < len(table):
+            return None, None
+        left = folding.rows_left(route, key, times)
+        if left is not None:
+            if left.all():
+                return None, None
+            rows = SourceRows(table.filter(pa.array(~left)), self._names)
+            times, key = times.filter(pa.array(~left)), key.filter(pa.array(~left))
+        marks = {name: pa.nulls(len(key), kind) if made is None else made(rows) for name, kind, made in self._marks if name != "bad"}
+        try:
+            made = folding.folded(route, self._injector, rows, key, times, marks, self._shards)
+        except NotInColumns:
+            return None, None
+        return made, None if left is None else pa.array(left)
+
+    def _times(self, rows: SourceRows, now: int, count: int) -> Any:
+        return pa.array(np.full(count, now, np.int64)) if self._time is None else self._time(rows)
+
+    def _rows(self, table: Any, now: int, origin: str, routes: Sequence[Route]) -> Any:
+        """The rows of some routes, one by one."""
+        count = len(table)
+        rows = SourceRows(table, self._names)
+        times = self._times(rows, now, count)
         ids = pa.nulls(count, pa.string()) if self._id is None else self._id(rows)
         keys = {index: made(rows) for index, made in self._keys.items()}
         order = self._order(rows, ids, count)
@@ -132,7 +174,7 @@ class Keying:
             [rows.column(field.name) for field in self._sent] or [pa.nulls(count, pa.bool_())], fields=list(self._schema[-1].type)
         )
         pieces = []
-        for route in self._routes:
+        for route in routes:
             key = casts.integer_key(pa.array(order)) if route.spread else keys[route.index]
             shard, key_hash = self._placed(key)
             part = shard + np.int32(route.group * self._shards) if route.level == 0 else shard

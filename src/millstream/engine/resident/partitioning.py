@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from millstream.core.topology import Group, Topology
 from millstream.engine.columns.arrow_rows import sent_table
+from millstream.engine.columns.folding import Folding
 from millstream.engine.columns.keying import Keying
 from millstream.engine.routing import SentRows
 from millstream.engine.task import Inputs
@@ -106,7 +107,13 @@ def _split(table: Any, where: Any) -> dict[int, Any]:
     return {number: ordered.slice(bounds[at], bounds[at + 1] - bounds[at]) for at, number in enumerate(numbers.tolist())}
 
 
-def read_keyed(reader: PlannedReader, keying: Keying, rows: ArrowRows, split: Any, now: int) -> list[tuple[int, Any]]:
-    """What a split has, keyed, by level. On the driver, where it is little, or in a task."""
+def read_keyed(
+    reader: PlannedReader, keying: Keying, rows: ArrowRows, split: Any, now: int, folding: Folding | None = None
+) -> list[tuple[int, Any]]:
+    """What a split has, keyed, by level. On the driver, where it is little, or in a task, which makes partial results of it where it can."""
     batches = list(reader.read(split))
-    return list(rows.by_level(keying.keyed(pa.Table.from_batches(batches), now, reader.origin(split))).items()) if batches else []
+    if not batches:
+        return []
+    table, origin = pa.Table.from_batches(batches), reader.origin(split)
+    tables = [keying.keyed(table, now, origin)] if folding is None else keying.folded(table, now, origin, folding)
+    return [one for table in tables for one in rows.by_level(table).items()]

@@ -28,6 +28,7 @@ from millstream import faults
 from millstream.core.guards import Guards
 from millstream.core.membership import Attempt
 from millstream.engine.columns.arrow_rows import ArrowInputs
+from millstream.engine.columns.folding import Folding
 from millstream.engine.columns.keying import Keying
 from millstream.engine.compaction_orders import CompactionOrder, carry_out
 from millstream.engine.resident import messages, wire
@@ -35,6 +36,7 @@ from millstream.engine.resident.exchange import Exchange, GivenUp, PeerLost, rea
 from millstream.engine.resident.messages import Beat, Ending, Generation, TaskFailure, TaskHello, TaskOrder, TaskReceipts, decode, encode
 from millstream.engine.resident.partitioning import ArrowRows, from_bytes, joined, read_keyed, to_bytes
 from millstream.engine.resident.round import AwaitRows, ReadSplits, Round, RoundStep, RunTask, SendRows, StageUnit
+from millstream.engine.task import newest_before
 from millstream.engine.worker_process import PROCESS, RunPlace
 from millstream.errors import MillstreamError, travelling_name
 from millstream.network import parse_address
@@ -236,9 +238,11 @@ class ResidentTask:
         """What a step of the round brings, and the phase that its time counts for."""
         if isinstance(step, ReadSplits):
             found: list[tuple[int, Any]] = []
+            order = given.order
+            folding = Folding(self._compiled, order.times, newest_before(order.before, self._compiled.topology))
             for one in given.reads or ():
                 for split in pickle.loads(one.splits):
-                    found += read_keyed(*self._sources[one.injector], self._rows, split, given.order.now)
+                    found += read_keyed(*self._sources[one.injector], self._rows, split, order.now, folding)
             return "read", found
         if isinstance(step, SendRows):
             self._exchange.send(attempt, step.level, {slot: to_bytes(joined(tables)) for slot, tables in step.rows.items()})
