@@ -15,7 +15,7 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,11 +24,10 @@ import pyarrow as pa
 
 from millstream.core.arrivals import Arrivals, InputRows
 from millstream.core.computation import Computation
-from millstream.core.keys import key_of
 from millstream.core.outcome import Outcome
 from millstream.core.time import END
-from millstream.operators.partials import Labels, Partials, column_of, decoded, encoded, labels, values_of
-from millstream.operators.results import Results, is_plain
+from millstream.operators.partials import Labels, Partials, coded, column_of, decoded, encoded, labels, values_of
+from millstream.operators.results import Results
 from millstream.operators.rows import NotInColumns, Rows
 from millstream.operators.vectors import Vector, vector_of
 from millstream.operators.windows import Calendar, Fixed, Same
@@ -82,9 +81,8 @@ class PaneWindow(Computation):
         """Partial results of rows of which none is late. Raises NotInColumns."""
         window = self.spec.kind
         assert not isinstance(window, Same)
-        groups = labels(window.pane_ends(rows.times), rows.keys)
-        columns = [column for vector in self.vectors for column in vector.lifted(rows, groups)]
-        return Partials(groups.ends, groups.keys, columns)
+        groups = labels(window.pane_ends(rows.times), *coded(rows.keys), ordered=False)
+        return groups.with_columns([column for vector in self.vectors for column in vector.lifted(rows, groups)])
 
     def run_columns(self, step: Step, given: Arrivals | InputRows) -> Outcome:
         return PaneStep(self, step).run(given if isinstance(given, InputRows) else rows_of(given))
@@ -117,11 +115,10 @@ class PaneStep:
         step = self.step
         if given.rejected:
             step.reject(given.rejected)
-        made = [self._partials(rows) for rows in given.rows if len(rows)]
-        made += [decoded(chunk) for chunk in given.chunks]
+        made = [table for rows in given.rows if len(rows) and len(table := self._partials(rows))]
         step.counts.records = sum(map(len, given.rows)) + given.folded
-        new = self.folded([table for table in made if len(table)])
-        results = self._close(new)
+        is_one = len(made) == 1 and not given.chunks  # and in order already
+        results = self._close(made[0] if is_one else self.folded([*made, *map(decoded, given.chunks)]))
         step.counts.next_low = self._next_end()
         return Outcome(step.delta, step.visit.productions, step.counts, results=results)
 
@@ -137,14 +134,14 @@ class PaneStep:
             rows, ends, starts = rows.where(~late), ends[keep], None if starts is None else starts[keep]
             if not len(rows):
                 return NOTHING
-        groups = labels(ends, rows.keys, starts)
+        groups = labels(ends, *coded(rows.keys), starts)
         columns: list[Any] = []
         for vector in self.vectors:
             try:
                 columns += vector.lifted(rows, groups)
             except NotInColumns:
                 columns += self._one_by_one(vector, rows, groups)
-        return Partials(groups.ends, groups.keys, columns, groups.starts)
+        return groups.with_columns(columns)
 
     def _placed(self, rows: Rows) -> tuple[Any, Any, Any]:
         """The pane of every record, by end (and start), and which of them are late; None: none is."""
@@ -193,11 +190,14 @@ class PaneStep:
 
     def folded(self, tables: Sequence[Partials]) -> Partials:
         """Partial results of the same windows and keys become one."""
-        if len(tables) < 2:
-            return tables[0] if tables else NOTHING
+        if not tables:
+            return NOTHING
         ends = np.concatenate([table.ends for table in tables])
         starts = None if tables[0].starts is None else np.concatenate([table.starts for table in tables])
-        groups = labels(ends, pa.concat_arrays([table.keys for table in tables]), starts)
+        places, names = coded(pa.concat_arrays([table.names for table in tables]))
+        first = np.cumsum([0, *(len(table.names) for table in tables)])
+        codes = np.concatenate([places[table.codes + at] for table, at in zip(tables, first, strict=False)])
+        groups = labels(ends, codes, names, starts)
         columns: list[Any] = []
         at = 0
         for vector in self.vectors:
@@ -207,7 +207,7 @@ class PaneStep:
                 columns += vector.combined(mine, groups)
             except NotInColumns:
                 columns += self._combined_one_by_one(vector, mine, groups)
-        return Partials(groups.ends, groups.keys, columns, groups.starts)
+        return groups.with_columns(columns)
 
     def _joined(self, columns: Sequence[Any]) -> Any:
         """Columns one behind the other."""
@@ -228,14 +228,14 @@ class PaneStep:
     def _close(self, new: Partials) -> list[Results]:
         """Tells the windows that have ended, and keeps what is left in the store."""
         low, after = self.times.low_watermark, self.times.late_before
-        fresh = dict(new.by_end())
         stored = self._stored(low) if low > after else {}
-        results = self._told(fresh, stored, after, low)
+        is_hopping = isinstance(self.spec.kind, Fixed) and self.spec.kind.size != self.spec.kind.every
+        results = self._told_hopping(new, stored, after, low) if is_hopping else self._told(new, stored, low)
         for end, names in stored.items():
             if self._last_end(end) <= low:
                 for name in names:
                     self._drop(name)
-        for end, table in fresh.items():
+        for end, table in new.by_end():
             if self._last_end(end) > low:
                 self._keep(end, table)
         return results
@@ -250,28 +250,31 @@ class PaneStep:
             found.setdefault(_end_of(name), []).append(name)
         return found
 
-    def _told(self, fresh: dict[int, Partials], stored: dict[int, list[bytes]], after: int, low: int) -> list[Results]:
-        kind = self.spec.kind
-        if isinstance(kind, Fixed) and kind.size != kind.every:
-            results = []
-            for start, end in kind.closing({*fresh, *stored}, after, low):
-                mine = [table for at in sorted({*fresh, *stored}) if start < at <= end for table in self._tables(at, fresh, stored)]
-                table = self.folded([_at(one, end) for one in mine])
-                results.append(self._results(table, np.full(len(table), start, np.int64)))
-            return results
-        due = [end for end in sorted({*fresh, *stored}) if after < end <= low]
-        table = self.folded([table for end in due for table in self._tables(end, fresh, stored)])
+    def _told(self, new: Partials, stored: Mapping[int, Sequence[bytes]], low: int) -> list[Results]:
+        """Where every pane is a window."""
+        table = new.slice(0, int(np.searchsorted(new.ends, low, "right")))
+        if stored:
+            table = self.folded([*(self._table(name) for names in stored.values() for name in names), *([table] if len(table) else [])])
         if not len(table):
             return []
-        if table.starts is not None:
-            return [self._results(table, table.starts)]
-        assert not isinstance(kind, Same)
-        known, of = np.unique(table.ends, return_inverse=True)
-        return [self._results(table, np.array([kind.start_of(end) for end in known.tolist()], np.int64)[of])]
+        kind = self.spec.kind
+        if isinstance(kind, Same):
+            return [self._results(table, np.arange(len(table)), table.starts, table.ends)]
+        ends, window = np.unique(table.ends, return_inverse=True)
+        return [self._results(table, window, np.array([kind.start_of(end) for end in ends.tolist()], np.int64), ends)]
 
-    def _tables(self, end: int, fresh: dict[int, Partials], stored: dict[int, list[bytes]]) -> list[Partials]:
-        tables = [self._table(name) for name in stored.get(end, ())]
-        return [*tables, fresh[end]] if end in fresh else tables
+    def _told_hopping(self, new: Partials, stored: Mapping[int, Sequence[bytes]], after: int, low: int) -> list[Results]:
+        kind = self.spec.kind
+        assert isinstance(kind, Fixed)
+        fresh = dict(new.by_end())
+        panes = sorted({*fresh, *stored})
+        results = []
+        for start, end in kind.closing(panes, after, low):
+            tables = [self._table(name) for at in panes if start < at <= end for name in stored.get(at, ())]
+            tables += [fresh[at] for at in panes if start < at <= end and at in fresh]
+            table = self.folded([_at(one, end) for one in tables])
+            results.append(self._results(table, np.zeros(len(table), np.int64), np.array([start]), np.array([end])))
+        return results
 
     def _table(self, name: bytes) -> Partials:
         """A stored entry, decoded once."""
@@ -314,15 +317,10 @@ class PaneStep:
 
     # --- results
 
-    def _results(self, table: Partials, starts: Any) -> Results:
+    def _results(self, table: Partials, window: Any, starts: Any, ends: Any) -> Results:
+        """What is told of some windows. window: the place of each row's in starts and ends."""
         step, spec = self.step, self.spec
         columns: dict[str, Any] = {}
-        fields = ("key",) if spec.fields is None else spec.fields
-        if len(fields) == 1:
-            columns[fields[0]] = table.keys if is_plain(table.keys) else list(map(key_of, table.keys.to_pylist()))
-        elif fields:
-            columns.update(zip(fields, map(list, zip(*map(key_of, table.keys.to_pylist()), strict=True)), strict=True))
-        columns["start"], columns["end"] = pa.array(starts), pa.array(table.ends)
         at = 0
         for (name, reducer), vector in zip(spec.reducers.items(), self.vectors, strict=True):
             mine = table.columns[at : at + vector.width]
@@ -332,12 +330,11 @@ class PaneStep:
             except NotInColumns:
                 columns[name] = list(map(reducer.show, self.parts_of(vector, mine)))
         stream = step.wiring.streams[0]
-        of = [f"window/{start}/{end}" for start, end in zip(starts.tolist(), table.ends.tolist(), strict=True)]
         step.counts.fired += len(table)
+        fields = ("key",) if spec.fields is None else spec.fields
+        windows = (window, starts, ends)
         with_ids = stream in step.visit.named_streams
-        return Results(
-            step.name, stream, table.keys, np.maximum(table.ends - 1, step.visit.least), columns, of if with_ids else (), with_ids
-        )
+        return Results(step.name, stream, table.codes, table.names, windows, fields, columns, step.visit.least, with_ids)
 
 
 def _first_name(end: int, kind: int = 0) -> bytes:
@@ -357,7 +354,7 @@ def _class(rows: int) -> int:
 
 def _at(table: Partials, end: int) -> Partials:
     """A pane's partial results, as those of a window."""
-    return Partials(np.full(len(table), end, np.int64), table.keys, table.columns, table.starts)
+    return msgspec.structs.replace(table, ends=np.full(len(table), end, np.int64))
 
 
-NOTHING = Partials(np.zeros(0, np.int64), pa.array([], pa.string()), [])
+NOTHING = Partials(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.string()), [])

@@ -28,27 +28,40 @@ _NONE = type(None)
 
 
 class Partials(msgspec.Struct, eq=False):
-    """Rows of (end, start, key text) with their columns. starts: only where they do not follow from the ends."""
+    """Rows of (end, start, key) with their columns. A key is a place in `names`, which are key texts. starts: only where they do not follow from the ends."""
 
     ends: Any
-    keys: Any
+    codes: Any
+    names: Any
     columns: list[Any]
     starts: Any = None
 
     def __len__(self) -> int:
         return len(self.ends)
 
+    @property
+    def keys(self) -> Any:
+        return self.names.take(pa.array(self.codes))
+
     def slice(self, start: int, stop: int) -> Partials:
-        count = stop - start
-        columns = [column.slice(start, count) for column in self.columns]
+        columns = [column.slice(start, stop - start) for column in self.columns]
         return Partials(
-            self.ends[start:stop], self.keys.slice(start, count), columns, None if self.starts is None else self.starts[start:stop]
+            self.ends[start:stop], self.codes[start:stop], self.names, columns, None if self.starts is None else self.starts[start:stop]
         )
 
     def take(self, positions: Any) -> Partials:
-        at = pa.array(positions)
-        columns = [column.take(at) for column in self.columns]
-        return Partials(self.ends[positions], self.keys.take(at), columns, None if self.starts is None else self.starts[positions])
+        columns = [column.take(pa.array(positions)) for column in self.columns]
+        return Partials(
+            self.ends[positions], self.codes[positions], self.names, columns, None if self.starts is None else self.starts[positions]
+        )
+
+    def of_names(self, chosen: Any) -> Partials:
+        """The rows of some names (a mask), and those names alone."""
+        if chosen.all():
+            return self
+        place = np.cumsum(chosen) - 1
+        found = self.take(np.flatnonzero(chosen[self.codes]))
+        return msgspec.structs.replace(found, codes=place[found.codes], names=self.names.filter(pa.array(chosen)))
 
     def by_end(self) -> list[tuple[int, Partials]]:
         """One table per end, in order of time."""
@@ -59,32 +72,39 @@ class Partials(msgspec.Struct, eq=False):
 
 
 class Labels(msgspec.Struct, eq=False):
-    """Which group each of some rows belongs to. Groups are in canonical order (rule 1); count: of rows, by group."""
+    """Which group each of some rows belongs to, and how many rows each has. The groups stand in a table without columns."""
 
     of: Any
-    ends: Any
-    keys: Any
-    starts: Any
     count: Any
+    table: Partials
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.count)
+
+    def with_columns(self, columns: list[Any]) -> Partials:
+        return msgspec.structs.replace(self.table, columns=columns)
 
 
-def labels(ends: Any, keys: Any, starts: Any = None) -> Labels:
-    """Groups of rows by (end, start, key)."""
-    coded = keys.dictionary_encode()
-    names = coded.dictionary
-    order = pc.sort_indices(names).to_numpy()  # by bytes
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
+def coded(keys: Any) -> tuple[Any, Any]:
+    """Key texts as places in an array of different ones."""
+    found = keys.dictionary_encode()
+    return found.indices.to_numpy(), found.dictionary
+
+
+def labels(ends: Any, codes: Any, names: Any, starts: Any = None, ordered: bool = True) -> Labels:
+    """Groups of rows by (end, start, key): in canonical order (rule 1), or by end and otherwise as it comes."""
+    if ordered:
+        order = pc.sort_indices(names)  # by bytes
+        rank = np.empty(len(names), np.int64)
+        rank[order.to_numpy()] = np.arange(len(names))
+        names, codes = names.take(order), rank[codes]
     known_ends, place = _distinct(ends)
     known_starts = None
+    wide = len(names) * len(known_ends)
     if starts is not None:
         known_starts, place_of_start = _distinct(starts)
-        place = place * len(known_starts) + place_of_start
-    raw = rank[coded.indices.to_numpy()] + place * len(order)
-    wide = len(order) * len(known_ends) * (1 if known_starts is None else len(known_starts))
+        place, wide = place * len(known_starts) + place_of_start, wide * len(known_starts)
+    raw = codes + place * np.int64(len(names))
     if wide <= 4 * len(raw) + 65_536:
         present = np.bincount(raw, minlength=wide)
         groups = np.flatnonzero(present)
@@ -93,12 +113,10 @@ def labels(ends: Any, keys: Any, starts: Any = None) -> Labels:
         of, count = number[raw], present[groups]
     else:
         groups, of, count = np.unique(raw, return_inverse=True, return_counts=True)
-    at_key = groups % len(order)
-    rest = groups // len(order)
-    found = names.take(pa.array(order[at_key]))
+    rest, at_key = np.divmod(groups, len(names))
     if known_starts is None:
-        return Labels(of, known_ends[rest], found, None, count)
-    return Labels(of, known_ends[rest // len(known_starts)], found, known_starts[rest % len(known_starts)], count)
+        return Labels(of, count, Partials(known_ends[rest], at_key, names, []))
+    return Labels(of, count, Partials(known_ends[rest // len(known_starts)], at_key, names, [], known_starts[rest % len(known_starts)]))
 
 
 def _distinct(times: Any) -> tuple[Any, Any]:
@@ -139,14 +157,20 @@ def values_of(column: Any, decode: Callable[[bytes], Any]) -> list[Any]:
 
 
 def encoded(table: Partials, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], with_ends: bool = False) -> bytes:
-    """A table as bytes. with_ends: of several ends, for whoever does not know them."""
+    """A table as bytes. with_ends: of several ends, on its way to whoever merges it; keys are then said once."""
     count = len(table)
     kinds, pieces = bytearray(), []
-    if with_ends:
-        pieces.append(table.ends.astype("<i8").tobytes())
     if table.starts is not None:
         pieces.append(table.starts.astype("<i8").tobytes())
-    pieces += _texts(table.keys)
+    if with_ends:
+        pieces += [
+            table.ends.astype("<i8").tobytes(),
+            _padded(table.codes.astype("<i4").tobytes()),
+            _padded(_HEAD.pack(len(table.names), 0, 0)),
+        ]
+        pieces += _texts(table.names)
+    else:
+        pieces += _texts(table.keys)
     for column in table.columns:
         if column.null_count == count:
             kinds += b"n"
@@ -172,9 +196,12 @@ def decoded(data: bytes, end: int | None = None) -> Partials:
     count, flags, width = _HEAD.unpack_from(data)
     kinds = data[_HEAD.size : _HEAD.size + width]
     reader = _Sections(data, _HEAD.size + width + -width % 8)
-    ends = reader.numbers(count, np.int64) if flags & _ENDS else np.full(count, end, np.int64)
     starts = reader.numbers(count, np.int64) if flags & _STARTS else None
-    keys = reader.texts(count, TEXT, None)
+    if flags & _ENDS:
+        ends, codes = reader.numbers(count, np.int64), reader.numbers(count, np.int32)
+        names = reader.texts(_HEAD.unpack(reader.buffer(_HEAD.size))[0], TEXT, None)
+    else:
+        ends, codes, names = np.full(count, end, np.int64), np.arange(count), reader.texts(count, TEXT, None)
     columns = []
     for kind in kinds.decode():
         if kind == "n":
@@ -186,7 +213,7 @@ def decoded(data: bytes, end: int | None = None) -> Partials:
             columns.append(reader.texts(count, TEXT if kind == "s" else PACKED, valid))
         else:
             columns.append(pa.Array.from_buffers(INT if kind == "i" else FLOAT, count, [valid, reader.buffer(8 * count)]))
-    return Partials(ends, keys, columns, starts)
+    return Partials(ends, codes, names, columns, starts)
 
 
 def _padded(data: bytes) -> bytes:

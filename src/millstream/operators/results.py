@@ -21,34 +21,62 @@ _NUL = "\0"
 
 
 class Results:
-    """Records of one stream. keys: their texts. columns: by field of the value, Arrow arrays or lists of Python values. of: what names each, for ids."""
+    """Window results of one stream. A key is a place in `names`, which are key texts; a window a place in `starts` and `ends`. fields: what the key is made
+    of. columns: the rest of the value, by name, Arrow arrays or lists of Python values. least: no timestamp is older."""
 
     def __init__(
-        self, computation: str, stream: str, keys: Any, times: Any, columns: dict[str, Any], of: Sequence[str], with_ids: bool
+        self,
+        computation: str,
+        stream: str,
+        codes: Any,
+        names: Any,
+        windows: tuple[Any, Any, Any],
+        fields: Sequence[str],
+        columns: dict[str, Any],
+        least: int,
+        with_ids: bool,
     ) -> None:
-        self.computation, self.stream, self.keys, self.times, self.columns = computation, stream, keys, times, columns
-        self._of, self._with_ids = of, with_ids
+        self.computation, self.stream, self.codes, self.names = computation, stream, codes, names
+        self.window, self.starts, self.ends = windows
+        self.fields, self.columns, self._with_ids = fields, columns, with_ids
+        self.times_of_windows = np.maximum(self.ends - 1, least)
 
     def __len__(self) -> int:
-        return len(self.times)
+        return len(self.codes)
+
+    @property
+    def times(self) -> Any:
+        return self.times_of_windows[self.window]
 
     def python_keys(self) -> list[Any]:
-        return self.keys.to_pylist() if is_plain(self.keys) else [key_of(text) for text in self.keys.to_pylist()]
+        known = self._known_keys()
+        return [known[code] for code in self.codes.tolist()]
+
+    def _known_keys(self) -> list[Any]:
+        return list(map(key_of, self.names.to_pylist()))
 
     def values(self) -> Iterator[dict[str, Any]]:
-        names = list(self.columns)
-        lists = [column if isinstance(column, list) else column.to_pylist() for column in self.columns.values()]
-        for row in zip(*lists, strict=True):
-            yield dict(zip(names, row, strict=True))
+        """The values, as Python objects."""
+        lists: list[Any] = []
+        if len(self.fields) == 1:
+            lists.append(self.python_keys())
+        elif self.fields:
+            lists += zip(*self.python_keys(), strict=True)
+        lists += [times[self.window].tolist() for times in (self.starts, self.ends)]
+        lists += [column if isinstance(column, list) else column.to_pylist() for column in self.columns.values()]
+        names = [*self.fields, "start", "end", *self.columns]
+        return (dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True))
 
     def ids(self) -> list[str]:
         if not self._with_ids:
             return [""] * len(self)
-        about = f"\0{self.computation}\0{self.stream}\0"
-        return [
-            blake2b(text.encode() + f"{about}{of}".encode(), digest_size=16).hexdigest()
-            for text, of in zip(self.keys.to_pylist(), self._of, strict=True)
+        about = [
+            f"\0{self.computation}\0{self.stream}\0window/{a}/{b}".encode()
+            for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True)
         ]
+        texts = [text.encode() for text in self.names.to_pylist()]
+        pairs = zip(self.codes.tolist(), self.window.tolist(), strict=True)
+        return [blake2b(texts[code] + about[window], digest_size=16).hexdigest() for code, window in pairs]
 
     def productions(self, encode: Callable[[Any], bytes]) -> list[Production]:
         """The same, one by one."""
@@ -56,22 +84,39 @@ class Results:
         return [Production(self.stream, key, time, id, encode(value)) for key, time, id, value in rows]
 
     def content(self, encode: Callable[[Any], bytes]) -> bytes:
-        """Bytes that are equal for equal records, for digests."""
+        """Bytes that are equal for equal results, for digests."""
         columns = [column_of(column, encode) if isinstance(column, list) else column for column in self.columns.values()]
-        return encoded(Partials(self.times, self.keys, columns), _as_it_is, _as_it_is, with_ends=True)
+        table = Partials(self.ends[self.window], self.codes, self.names, columns, self.starts[self.window])
+        return encoded(table, _as_it_is, _as_it_is, with_ends=True)
 
     def json_lines(self, encode: Callable[[Any], bytes]) -> bytes:
-        """A line for every record, as `sinks.files` writes it. encode: one value, as JSON."""
-        key = _json(self.keys if is_plain(self.keys) else self.python_keys(), encode)
-        pieces: list[Any] = [pa.scalar('{"key":'), key, pa.scalar(',"timestamp":'), pa.array(self.times).cast(TEXT)]
-        begin = ',"value":{'
+        """A line for every result, as `sinks.files` writes it. encode: one value, as JSON. What is the same for all results of a window is made once."""
+        times = zip(self.times_of_windows.tolist(), self.starts.tolist(), self.ends.tolist(), strict=True)
+        names = [encode(name).decode() for name in self.fields]
+        keys = self.names if is_plain(self.names) else self._known_keys()
+        parts = [keys] if len(names) == 1 else [[key[at] for key in keys] for at in range(len(names))]
+        opening = f"{names[0]}:" if names else ""
+        before, behind = [], []
+        for time, start, end in times:
+            before.append(f',"timestamp":{time},"value":{{{opening}')
+            behind.append(f'{"," if names else ""}"start":{start},"end":{end}')
+        pieces: list[Any] = [pa.scalar('{"key":'), self._by_key(keys, encode), self._by_window(before)]
+        for at, part in enumerate(parts):
+            pieces += [pa.scalar(f",{names[at]}:")] if at else []
+            pieces.append(pieces[1] if part is keys else self._by_key(part, encode))
+        pieces.append(self._by_window(behind))
         for name, column in self.columns.items():
-            pieces += [pa.scalar(f"{begin}{encode(name).decode()}:"), key if column is self.keys else _json(column, encode)]
-            begin = ","
+            pieces += [pa.scalar(f",{encode(name).decode()}:"), _json(column, encode)]
         lines = pc.binary_join_element_wise(*pieces, pa.scalar("}}\n"), pa.scalar(""))
         _, offsets, data = lines.buffers()
         where = np.frombuffer(offsets, np.int32, len(lines) + 1, lines.offset * 4)
         return bytes(memoryview(data)[where[0] : where[-1]])
+
+    def _by_key(self, column: Any, encode: Callable[[Any], bytes]) -> Any:
+        return _json(column, encode).take(pa.array(self.codes))
+
+    def _by_window(self, texts: list[str]) -> Any:
+        return pa.scalar(texts[0]) if len(texts) == 1 else pa.array(texts, TEXT).take(pa.array(self.window))
 
 
 def is_plain(keys: Any) -> bool:

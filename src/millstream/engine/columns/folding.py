@@ -77,13 +77,13 @@ class Folding:
         operator = self._operator(route)
         kind = self._compiled.make(route.computation)[1]
         made = operator.ahead(Rows(SourceBatch(route.stream, rows), key, hashing.numbers(times, np.int64)))
-        of = hashing.shards_of(made.keys, shards)
+        of = hashing.shards_of(made.names, shards)
         bodies, parts = [], []
         reports = self._compiled.routes_of[route.stream][0].index == route.index
         about = seen(injector, pa.table({"ts": times, **marks}), ALL, self._newest[route.stream]) if reports else None
         records = len(key)
         for shard in np.unique(of).tolist():
-            table = made if shards == 1 else made.take(np.flatnonzero(of == shard))
+            table = made.of_names(of == shard)
             bodies.append(encode_chunk(Chunk(records, encoded(table, kind.encode_sub, kind.decode_sub, with_ends=True), about)))
             records, about = 0, None  # said once
             parts.append(shard + (route.group * shards if route.level == 0 else 0))
