@@ -34,12 +34,13 @@ class Rejected(msgspec.Struct, frozen=True):
 
 class InputRows(msgspec.Struct):
     """What came for an operator that works on columns (`operators/`): the records of each input in no order, and what others have made of records already.
-    folded: how many records are in the chunks."""
+    folded: how many records are in the chunks. one_by_one: columns are not used, for tests of the other path."""
 
     rows: Sequence[Any]
     rejected: Sequence[Rejected] = ()
     chunks: Sequence[bytes] = ()
     folded: int = 0
+    one_by_one: bool = False
 
 
 def wrapped(value: Any, why: str) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from millstream.core.outcome import Outcome
 from millstream.core.time import END
 from millstream.operators.partials import Labels, Partials, coded, column_of, decoded, encoded, labels, values_of
 from millstream.operators.results import Results
-from millstream.operators.rows import NotInColumns, Rows
-from millstream.operators.vectors import Vector, vector_of
+from millstream.operators.rows import NotInColumns, Rows, rows_of
+from millstream.operators.vectors import OneByOne, Vector, vector_of
 from millstream.operators.windows import Calendar, Fixed, Same
 from millstream.reducers.base import Reducer
 
@@ -88,20 +88,6 @@ class PaneWindow(Computation):
         return PaneStep(self, step).run(given if isinstance(given, InputRows) else rows_of(given))
 
 
-def rows_of(arrivals: Arrivals) -> InputRows:
-    """Records in canonical order, as rows of their batches."""
-    counts: Any = np.diff(np.array(arrivals.bounds, np.int64))
-    keys = pa.array(arrivals.keys, pa.string()).take(pa.array(np.repeat(np.arange(len(arrivals.keys)), counts)))
-    times, index = np.array(arrivals.timestamps, np.int64), np.array(arrivals.index, np.int64)
-    source = np.zeros(len(times), np.int64) if arrivals.source is None else np.array(arrivals.source, np.int64)
-    found = []
-    for at, batch in enumerate(arrivals.batches):
-        mine = np.flatnonzero(source == at)
-        if len(mine):
-            found.append(Rows(batch, keys.take(pa.array(mine)), times[mine], index[mine]))
-    return InputRows(found, arrivals.rejected)
-
-
 class PaneStep:
     """One epoch of a window operator on one shard."""
 
@@ -113,6 +99,8 @@ class PaneStep:
 
     def run(self, given: InputRows) -> Outcome:
         step = self.step
+        if given.one_by_one:
+            self.vectors = [OneByOne(vector) for vector in self.vectors]
         if given.rejected:
             step.reject(given.rejected)
         made = [table for rows in given.rows if len(rows) and len(table := self._partials(rows))]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from millstream.core.arrivals import Arrivals, InputRows
 from millstream.core.keys import key_of
 from millstream.core.record import Batch, Record
 
@@ -69,6 +70,43 @@ class Rows:
         batch = self.batch
         for text, time, at in zip(self.keys.to_pylist(), self.times.tolist(), self.places().tolist(), strict=True):
             yield Record(key_of(text), time, batch, at)
+
+
+class JoinedBatch(Batch):
+    """Records of one stream from several batches."""
+
+    __slots__ = ("_places",)
+
+    def __init__(self, stream: str, places: Sequence[tuple[Batch, int]]) -> None:
+        super().__init__(stream)
+        self._places = places
+
+    def value(self, index: int) -> Any:
+        batch, at = self._places[index]
+        return batch.value(at)
+
+    def id(self, index: int) -> str:
+        batch, at = self._places[index]
+        return batch.id(at)
+
+    def anew(self) -> Batch:
+        return JoinedBatch(self.stream, [(batch.anew(), at) for batch, at in self._places])
+
+
+def rows_of(arrivals: Arrivals) -> InputRows:
+    """Records that are grouped by key, as the rows of each stream."""
+    counts: Any = np.diff(np.array(arrivals.bounds, np.int64))
+    keys = pa.array(arrivals.keys, pa.string()).take(pa.array(np.repeat(np.arange(len(arrivals.keys)), counts)))
+    times = np.array(arrivals.timestamps, np.int64)
+    source = arrivals.source or [0] * len(times)
+    by_stream: dict[str, list[int]] = {}
+    for at, of in enumerate(source):
+        by_stream.setdefault(arrivals.batches[of].stream, []).append(at)
+    found = []
+    for stream, mine in by_stream.items():
+        batch = JoinedBatch(stream, [(arrivals.batches[source[at]], arrivals.index[at]) for at in mine])
+        found.append(Rows(batch, keys.take(pa.array(mine)), times[mine]))
+    return InputRows(found, arrivals.rejected)
 
 
 def typed(values: list[Any], name: str | None) -> Any:

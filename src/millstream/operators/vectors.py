@@ -66,6 +66,14 @@ class Vector:
         return rows.column(field)
 
 
+class OneByOne(Vector):
+    """The same parts in the same columns, with nothing done on columns."""
+
+    def __init__(self, vector: Vector) -> None:
+        super().__init__(vector.reducer)
+        self.width, self.split, self.join = vector.width, vector.split, vector.join  # type: ignore[method-assign]
+
+
 class Count(Vector):
     merges = ("sum",)
 
@@ -102,8 +110,8 @@ class Mean(Vector):
 
     def shown(self, columns: Sequence[Any]) -> Any:
         count, total = map(_ints, columns)
-        peak = pc.max(pc.abs(total)).as_py() or 0
-        if peak >= _EXACT:
+        ends = pc.min_max(total)
+        if max(-(ends["min"].as_py() or 0), ends["max"].as_py() or 0) >= _EXACT:
             raise NotInColumns("a sum that a float cannot say exactly is divided by Python")
         return pc.divide(total.cast(FLOAT), count.cast(FLOAT))
 

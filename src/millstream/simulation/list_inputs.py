@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.core import dedup
-from millstream.core.arrivals import Arrivals, wrapped, wrong_time
+from millstream.core.arrivals import Arrivals, InputRows, wrapped, wrong_time
 from millstream.core.dedup import IdRows
 from millstream.core.keys import BadKey, key_text, shard_of
 from millstream.core.record import CopyingBatch
@@ -19,6 +19,7 @@ from millstream.core.topology import Group, Injector, Route, is_expression
 from millstream.core.watermark import Progress, Seen, lags_of
 from millstream.engine.program import Arrival, Compiled
 from millstream.errors import DefinitionError, InputError
+from millstream.operators.rows import rows_of
 from millstream.sources.schema import converted, millis
 
 
@@ -181,7 +182,7 @@ class ListInputs:
         rows = self._identified(computation, stream)
         return ListIds([f"{row[0]}\x1f{row[2]}".encode() for row in rows], [row[1] for row in rows])
 
-    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals:
+    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals | InputRows:
         dropped = {
             id(row)
             for stream, mask in keep.items()
@@ -190,7 +191,12 @@ class ListInputs:
         }
         rows = [row for row in self._injected[computation] if id(row) not in dropped] + self._rows[computation]
         self._dice.shuffle(rows)
-        return Arrivals.of(rows, self._ordered)
+        arrivals = Arrivals.of(rows, self._ordered)
+        if not self._compiled.topology.by_name[computation].in_columns:
+            return arrivals
+        found = rows_of(arrivals)  # every attempt takes its own path, and all must come to the same
+        found.one_by_one = self._dice.random() < 0.5
+        return found
 
     def _identified(self, computation: str, stream: str) -> list[Arrival]:
         return [row for row in self._injected[computation] if row[3].stream == stream and row[0] is not None]
