@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from . import row_values as rules
 from .expressions import Expression, wanted_kind
-from .row_values import BOOLEAN, CAN_FAIL, COMPARED, DOUBLE, LONG, NULL, STRING, Fault
+from .row_values import BOOLEAN, CAN_FAIL, COMPARED, DOUBLE, LONG, NULL, STRING, BadOperands
 
 _TYPES = {LONG: pa.int64(), DOUBLE: pa.float64(), STRING: pa.string(), BOOLEAN: pa.bool_(), NULL: pa.null()}
 _WORDS = pa.array(["false", "true"])
@@ -42,7 +42,7 @@ class Column(NamedTuple):
         return self.data.cast(pa.float64(), safe=False) if self.kind in (LONG, NULL) else self.data
 
 
-class Rows:
+class OperandRows:
     """The rows that an operand is worked out for."""
 
     def __init__(self, column: Callable[[str], Any], count: int) -> None:
@@ -52,30 +52,30 @@ class Rows:
         found = self._column(name)
         return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
-    def where(self, mask: Any) -> Rows:
-        return Rows(lambda name: self.column(name).filter(mask), mask.true_count)
+    def where(self, mask: Any) -> OperandRows:
+        return OperandRows(lambda name: self.column(name).filter(mask), mask.true_count)
 
     def full(self, data: Any) -> Any:
         return pa.repeat(data, self.count) if isinstance(data, pa.Scalar) else data
 
 
-def worked_out(expression: Expression, rows: Rows) -> Any:
-    """An expression over some rows, as an array. Raises Fault for types that do not fit, and Failing."""
+def worked_out(expression: Expression, rows: OperandRows) -> Any:
+    """An expression over some rows, as an array. Raises BadOperands for types that do not fit, and Failing."""
     try:
         return rows.full(_column(expression, rows).data)
     except (Failing, pa.ArrowInvalid) as error:
         failing = error if isinstance(error, Failing) else Failing()
-        failing.kind = _column(expression, Rows(lambda name: rows.column(name).slice(0, 0), 0)).data.type
+        failing.kind = _column(expression, OperandRows(lambda name: rows.column(name).slice(0, 0), 0)).data.type
         raise failing from None
 
 
-def _column(expression: Expression, rows: Rows) -> Column:
+def _column(expression: Expression, rows: OperandRows) -> Column:
     op, parts = expression.op, expression.parts
     if op == "column":
         data = rows.column(expression.args[0])
         for name in expression.args[1:]:
             if not pa.types.is_struct(data.type) or data.type.get_field_index(name) < 0:
-                raise Fault(f"there is no field {name!r} in a {data.type}")
+                raise BadOperands(f"there is no field {name!r} in a {data.type}")
             data = pc.struct_field(data, name)
         return _known(data)
     if not expression.fields:
@@ -116,10 +116,10 @@ def _known(data: Any) -> Column:
     return Column(BOOLEAN if types.is_boolean(of) else NULL if types.is_null(of) else str(of), data)
 
 
-def _constant(expression: Expression, rows: Rows) -> Column:
+def _constant(expression: Expression, rows: OperandRows) -> Column:
     try:
         value = expression.function(None)
-    except Fault:
+    except BadOperands:
         if rows.count:
             raise Failing from None
         return Column(NULL, pa.scalar(None))
@@ -127,7 +127,7 @@ def _constant(expression: Expression, rows: Rows) -> Column:
     return Column(kind, pa.scalar(value, _TYPES[kind]))
 
 
-def _where(expression: Expression, rows: Rows, mask: Callable[[], Any]) -> Column:
+def _where(expression: Expression, rows: OperandRows, mask: Callable[[], Any]) -> Column:
     """An operand, worked out where it counts; elsewhere it is anything."""
     if not _can_fail(expression):
         return _column(expression, rows)
@@ -145,7 +145,7 @@ def _can_fail(expression: Expression) -> bool:
     return expression.op in CAN_FAIL or any(map(_can_fail, expression.parts))
 
 
-def _either(op: str, parts: list[Expression], rows: Rows) -> Column:
+def _either(op: str, parts: list[Expression], rows: OperandRows) -> Column:
     left = _column(parts[0], rows)
     rules.result(op, (left.kind,))
     data = left.data.cast(pa.bool_())
@@ -159,16 +159,16 @@ def _joined(expression: Expression, columns: list[Column]) -> tuple[str, list[An
     """The type of branches, and their data in it."""
     kind = rules.result(expression.op, tuple(column.kind for column in columns))
     if kind == DOUBLE and any(column.kind == LONG for column in columns) and wanted_kind(expression) != DOUBLE:
-        raise Fault(f"{expression.op} of a long and a double: cast one of them")
+        raise BadOperands(f"{expression.op} of a long and a double: cast one of them")
     of = next((column.data.type for column in columns if column.kind not in (NULL, LONG)), _TYPES.get(kind))
     if any(column.data.type != of for column in columns if column.kind not in _TYPES):
-        raise Fault(f"{expression.op} of a {' and a '.join({str(column.data.type) for column in columns})}: cast one of them")
+        raise BadOperands(f"{expression.op} of a {' and a '.join({str(column.data.type) for column in columns})}: cast one of them")
     return kind, [
         column.as_double() if kind == DOUBLE else pa.scalar(None, of) if column.kind == NULL else column.data for column in columns
     ]
 
 
-def _case(expression: Expression, rows: Rows) -> Column:
+def _case(expression: Expression, rows: OperandRows) -> Column:
     left = pa.repeat(pa.scalar(True), rows.count)
     hits, columns = [], []
     parts = expression.parts
@@ -188,7 +188,7 @@ def _case(expression: Expression, rows: Rows) -> Column:
     return Column(kind, found)
 
 
-def _coalesce(expression: Expression, rows: Rows) -> Column:
+def _coalesce(expression: Expression, rows: OperandRows) -> Column:
     columns: list[Column] = []
     left = pa.repeat(pa.scalar(True), rows.count)
     for part in expression.parts:
@@ -344,5 +344,5 @@ def _is_in(of: Column, items: tuple[Any, ...]) -> Any:
 def _one_by_one(function: Callable[..., Any], data: Any, fixed: tuple[Any, ...], of: Any) -> Any:
     try:
         return pa.array([None if value is None else function(value, *fixed) for value in data.to_pylist()], of)
-    except Fault:
+    except BadOperands:
         raise Failing from None

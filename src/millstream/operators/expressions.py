@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from millstream.errors import DefinitionError, HookError
 
 from . import row_values as rules
-from .row_values import BOOLEAN, BRANCHING, DOUBLE, LONG, NULL, Fault
+from .row_values import BOOLEAN, BRANCHING, DOUBLE, LONG, NULL, BadOperands
 
 TYPES = {"string": "string", "int": "int", "integer": "int", "long": "bigint", "bigint": "bigint", "double": "double", "boolean": "boolean"}
 _PLAIN = re.compile(r"[^\W\d]\w*")
@@ -64,7 +64,7 @@ class Expression:
         set_once(self, "_row", None)
         try:
             set_once(self, "kind", _kind(self))
-        except Fault as fault:
+        except BadOperands as fault:
             raise DefinitionError(f"{self.describe()}: {fault}") from None
 
     @property
@@ -73,30 +73,35 @@ class Expression:
         return [] if self.op in ("literal", "column") else [arg for arg in self.args if isinstance(arg, Expression)]
 
     @property
+    def paths(self) -> set[tuple[str, ...]]:
+        """The columns that it reads, each with the way into its struct."""
+        return {self.args} if self.op == "column" else set().union(*(part.paths for part in self.parts))
+
+    @property
     def fixed(self) -> tuple[Any, ...]:
         return tuple(arg for arg in self.args if not isinstance(arg, Expression))
 
     @property
     def function(self) -> rules.Evaluated:
-        """It as a function of a record's value. Raises Fault."""
+        """It as a function of a record's value. Raises BadOperands."""
         if self._row is None:
             object.__setattr__(self, "_row", _function(self))
-        return self._row
+        return self._row  # type: ignore[no-any-return]
 
     def row(self, value: Any) -> Any:
         """What it gives for the value of one record. Raises HookError, with the operands, where that cannot be worked out."""
         try:
             return self.function(value)
-        except Fault as fault:
+        except BadOperands as fault:
             raise HookError(f"the expression {self.describe()}: {fault}{_shown(self.fields, value)}") from None
 
     def columns(self, column: Callable[[str], Any], count: int) -> Any:
         """What it gives for so many rows, as an Arrow array. column: gives the array of a field. Raises HookError as `row` does, and NotInColumns."""
-        from .column_values import Failing, Rows, worked_out
+        from .column_values import Failing, OperandRows, worked_out
 
         try:
-            return worked_out(self, Rows(column, count))
-        except Fault as fault:
+            return worked_out(self, OperandRows(column, count))
+        except BadOperands as fault:
             raise NotInColumns(f"{self.describe()}: {fault}") from None
         except Failing as failing:
             lists = {name: column(name).to_pylist() for name in self.fields}
@@ -242,9 +247,9 @@ def col(name: str) -> Expression:
 @lru_cache(4096)
 def parse(text: str) -> Expression:
     """An SQL text as an expression. Raises DefinitionError, with the place, for what is not understood."""
-    from .sql_text import Parser
+    from .sql_text import SqlParser
 
-    return Parser(text).parsed()
+    return SqlParser(text).parsed()
 
 
 def as_expression(given: str | Expression) -> Expression:
@@ -261,25 +266,11 @@ def as_text(given: Any) -> Any:
     return type(given)(map(as_text, given)) if type(given) in (list, tuple) else given
 
 
-class RecordKey:
-    """The key of records of an internal stream, by one expression or several. Its repr is the text."""
-
-    def __init__(self, *expressions: Expression, is_tuple: bool) -> None:
-        self._expressions, self._is_tuple = expressions, is_tuple
-
-    def __call__(self, record: Any) -> Any:
-        found = tuple(expression.row(record.value) for expression in self._expressions)
-        return found if self._is_tuple else found[0]
-
-    def __repr__(self) -> str:
-        return ", ".join(expression.describe() for expression in self._expressions)
-
-
 # --- how it is worked out and written
 
 
 def _kind(expression: Expression) -> str | None:
-    """The type that the text shows. Raises Fault if types do not fit, whatever the columns are."""
+    """The type that the text shows. Raises BadOperands if types do not fit, whatever the columns are."""
     op, fixed = expression.op, expression.fixed
     if op in ("literal", "column"):
         return rules.kind(fixed[0]) if op == "literal" else None
@@ -291,7 +282,7 @@ def _kind(expression: Expression) -> str | None:
     if op == "in":
         kinds += map(rules.kind, fixed)
         if len({*map(rules.kind, fixed)} - {NULL}) > 1:
-            raise Fault("the items of IN are of several types")
+            raise BadOperands("the items of IN are of several types")
     if op == "case":
         for condition in expression.parts[:-1:2]:
             rules.result("not", (condition.kind or BOOLEAN,))
@@ -328,7 +319,7 @@ def _shown(fields: Iterable[str], value: Any) -> str:
     for name in sorted(fields):
         try:
             found.append(f"{name} = {rules.field([name], value)!r:.80}")
-        except Fault:
+        except BadOperands:
             pass
     return f" (in a record with {', '.join(found)})" if found else ""
 

@@ -52,7 +52,7 @@ CAST_GIVES = {"string": STRING, "double": DOUBLE, "boolean": BOOLEAN, "int": LON
 CAN_FAIL = frozenset(("+", "-", "*", "/", "%", "negative", "abs", "floor", "ceil", "lower", "upper", "cast"))
 
 
-class Fault(Exception):
+class BadOperands(Exception):
     """Why an operation cannot be done with its operands."""
 
 
@@ -62,13 +62,13 @@ def kind(value: Any) -> str:
     if found is None:
         found = next((name for cls, name in _KINDS.items() if isinstance(value, cls)), type(value).__name__)
     if found == LONG and not LEAST <= value <= MOST:
-        raise Fault(f"{value} does not fit into a long")
+        raise BadOperands(f"{value} does not fit into a long")
     return found
 
 
 @cache
 def result(op: str, kinds: tuple[str, ...]) -> str:
-    """The type that an operation gives for those of its operands. Raises Fault if it does not take them."""
+    """The type that an operation gives for those of its operands. Raises BadOperands if it does not take them."""
     known = [one for one in kinds if one != NULL]
     if op in ("is null", "<=>") and (op == "is null" or len(known) < 2):
         return BOOLEAN
@@ -78,10 +78,10 @@ def result(op: str, kinds: tuple[str, ...]) -> str:
         takes, gives = _TAKES[op]
     wrong = [one for one in known if one not in takes]
     if wrong:
-        raise Fault(f"{op} takes no {wrong[0]}, only {' or '.join(takes)}: use cast(... as ...)")
+        raise BadOperands(f"{op} takes no {wrong[0]}, only {' or '.join(takes)}: use cast(... as ...)")
     made = DOUBLE if DOUBLE in known and set(known) <= set(NUMBERS) else known[0] if known else NULL
     if made != DOUBLE and len(set(known)) > 1:
-        raise Fault(f"{op} of a {' and a '.join(dict.fromkeys(known))}: cast one of them")
+        raise BadOperands(f"{op} of a {' and a '.join(dict.fromkeys(known))}: cast one of them")
     if len(known) < len(kinds) and op not in (*BRANCHING, "and", "or", "<=>", "in"):
         return NULL
     return gives or made
@@ -91,7 +91,7 @@ def cast_result(to: str, of: str) -> str:
     if of == NULL:
         return NULL
     if of not in _CASTS[to]:
-        raise Fault(f"cast of a {of} as {to} is not the same everywhere: only {', '.join(_CASTS[to])}")
+        raise BadOperands(f"cast of a {of} as {to} is not the same everywhere: only {', '.join(_CASTS[to])}")
     return CAST_GIVES[to]
 
 
@@ -100,7 +100,7 @@ def cast_result(to: str, of: str) -> str:
 
 def _long(op: str, value: int, *operands: Any) -> int:
     if not LEAST <= value <= MOST:
-        raise Fault(f"{f' {op} '.join(map(repr, operands)) if len(operands) > 1 else f'{op}({operands[0]})'} overflows a long")
+        raise BadOperands(f"{f' {op} '.join(map(repr, operands)) if len(operands) > 1 else f'{op}({operands[0]})'} overflows a long")
     return value
 
 
@@ -113,14 +113,14 @@ def _arithmetic(op: str, function: Callable[[Any, Any], Any], a: Any, b: Any) ->
 def _divided(a: Any, b: Any) -> float:
     result("/", (kind(a), kind(b)))
     if b == 0:
-        raise Fault(f"{a!r} / {b!r} is a division by zero")
+        raise BadOperands(f"{a!r} / {b!r} is a division by zero")
     return float(a) / float(b)
 
 
 def _remainder(a: Any, b: Any) -> Any:
     made = result("%", (kind(a), kind(b)))
     if b == 0:
-        raise Fault(f"{a!r} % {b!r} is a division by zero")
+        raise BadOperands(f"{a!r} % {b!r} is a division by zero")
     if made == LONG:
         return int(math.copysign(1, a)) * (abs(a) % abs(b))
     return math.nan if math.isinf(a) or math.isnan(a) or math.isnan(b) else math.fmod(a, b)
@@ -133,15 +133,17 @@ def _signed(op: str, function: Callable[[Any], Any], a: Any) -> Any:
 def _rounded(op: str, function: Callable[[Any], int], a: Any) -> int:
     if result(op, (kind(a),)) and isinstance(a, int):
         return a
-    return 0 if math.isnan(a) else whole(a, "bigint", function)
+    if math.isinf(a):
+        raise BadOperands(f"{op}({a!r}) overflows a long")
+    return 0 if math.isnan(a) else _long(op, function(a), a)
 
 
-def whole(value: float, to: str, function: Callable[[Any], int] = math.trunc) -> int:
+def _whole(value: float, to: str) -> int:
     """A double as an integer, within the limits of Spark: 2**63 as a double is not too large."""
     low, high = (LEAST, MOST) if to == "bigint" else (-(2**31), 2**31 - 1)
     if math.isnan(value) or math.isinf(value) or not (math.floor(value) <= float(high) and math.ceil(value) >= low):
-        raise Fault(f"{value!r} does not fit into {to}")
-    return min(function(value), high)
+        raise BadOperands(f"{value!r} does not fit into {to}")
+    return min(math.trunc(value), high)
 
 
 def compared(op: str, a: Any, b: Any) -> bool:
@@ -173,7 +175,7 @@ _OTHER_CASE = re.compile("[\u019b\u0264\u0295\ua7d3\ua7d5]")  # letters whose ca
 
 def _cased(upper: bool, text: str) -> str:
     if not text.isascii() and (_OTHER_CASE.search(text) or any(unicodedata.category(one) == "Cn" for one in text)):
-        raise Fault(f"{text!r} has a letter whose case depends on the version of Unicode")
+        raise BadOperands(f"{text!r} has a letter whose case depends on the version of Unicode")
     return text.upper() if upper else text.lower()
 
 
@@ -201,9 +203,9 @@ def cast(to: str, value: Any) -> Any:
     if to == "double" and of != STRING:
         return float(value)
     if of != STRING:
-        made = whole(value, to) if of == DOUBLE else int(value)
+        made = _whole(value, to) if of == DOUBLE else int(value)
         if to == "int" and not -(2**31) <= made < 2**31:
-            raise Fault(f"{value!r} does not fit into int")
+            raise BadOperands(f"{value!r} does not fit into int")
         return made
     found: Any = None
     text = value.strip(_BLANKS)
@@ -222,7 +224,7 @@ def cast(to: str, value: Any) -> Any:
         limit = MOST if to == "bigint" else 2**31 - 1
         found = found if -limit - 1 <= found <= limit else None
     if found is None:
-        raise Fault(f"the text {value!r} is no {to}")
+        raise BadOperands(f"the text {value!r} is no {to}")
     return found
 
 
@@ -231,7 +233,7 @@ def like_pattern(pattern: str) -> re.Pattern[str]:
     """What LIKE means by a pattern."""
     pieces = re.findall(r"\\[\\%_]|[^\\]", pattern, re.DOTALL)
     if "".join(pieces) != pattern:
-        raise Fault(f"like {pattern!r}: a backslash stands only before %, _ or another backslash")
+        raise BadOperands(f"like {pattern!r}: a backslash stands only before %, _ or another backslash")
     return re.compile("".join({"%": ".*", "_": "."}.get(one, re.escape(one[-1])) for one in pieces), re.DOTALL)
 
 
@@ -296,7 +298,7 @@ def field(path: Sequence[str], value: Any) -> Any:
             value = value[name] if isinstance(value, Mapping) else getattr(value, name)
         except (KeyError, AttributeError):
             has = f"; it has: {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
-            raise Fault(f"there is no field {name!r}{has}") from None
+            raise BadOperands(f"there is no field {name!r}{has}") from None
     return value
 
 

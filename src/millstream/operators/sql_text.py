@@ -54,7 +54,7 @@ class Token(NamedTuple):
         return self.text.lower() if self.kind in ("name", "sign") else ""
 
 
-class Parser:
+class SqlParser:
     """Reads one text."""
 
     def __init__(self, text: str) -> None:

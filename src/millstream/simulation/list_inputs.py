@@ -18,7 +18,8 @@ from millstream.core.record import CopyingBatch
 from millstream.core.topology import Group, Injector, Route, is_expression
 from millstream.core.watermark import Progress, Seen, lags_of
 from millstream.engine.program import Arrival, Compiled
-from millstream.errors import DefinitionError, InputError
+from millstream.errors import DefinitionError, HookError, InputError
+from millstream.operators.expressions import NotUnderstood, parse
 from millstream.sources.schema import converted, millis
 
 
@@ -110,7 +111,7 @@ class Injected:
         return one
 
     def _column(self, injector: Injector, row: dict[str, Any], column: Any, what: str) -> Any:
-        """A column of a row, or an SQL expression on it, which the test has to say in Python."""
+        """A column of a row, or an SQL expression on it; one that only Spark understands is what the test says in Python."""
         if not isinstance(column, str):
             raise DefinitionError(
                 f"stream {injector.name!r}: without Spark its {what} must be a column name or SQL text, not a Spark Column"
@@ -120,10 +121,15 @@ class Injected:
         if column in self.compiled.program.expressions:
             return self.compiled.program.expressions[column](row)
         if is_expression(column):
-            raise DefinitionError(
-                f"stream {injector.name!r}: its {what} is the SQL text {column!r}, which only Spark can work out. Say in Python what it means, with "
-                f"LocalRunner(..., expressions={{{column!r}: lambda row: ...}})."
-            )
+            try:
+                return parse(column).row(row)
+            except NotUnderstood as error:
+                raise DefinitionError(
+                    f"stream {injector.name!r}: its {what} is the SQL text {column!r}, which only Spark can work out ({error.why}). Say in Python what it "
+                    f"means, with LocalRunner(..., expressions={{{column!r}: lambda row: ...}})."
+                ) from None
+            except HookError as error:
+                raise InputError(f"stream {injector.name!r}, {what}: {error} (row {row!r})") from error
         raise InputError(f"stream {injector.name!r}: {row!r} has no column {column!r}, which is its {what}")
 
     def seen_in_all(self) -> dict[str, Seen]:
