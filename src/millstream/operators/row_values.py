@@ -173,8 +173,13 @@ def _substring(text: Any, *limits: Any) -> str:
 _OTHER_CASE = re.compile("[\u019b\u0264\u0295\ua7d3\ua7d5]")  # letters whose case newer versions of Unicode have changed
 
 
+def _is_unknown(one: str) -> bool:
+    """Whether newer versions of Unicode may have made a letter of it: it has no meaning yet, and is none of those that never get one."""
+    return unicodedata.category(one) == "Cn" and ord(one) & 0xFFFE != 0xFFFE and not 0xFDD0 <= ord(one) <= 0xFDEF
+
+
 def _cased(upper: bool, text: str) -> str:
-    if not text.isascii() and (_OTHER_CASE.search(text) or any(unicodedata.category(one) == "Cn" for one in text)):
+    if not text.isascii() and (_OTHER_CASE.search(text) or any(map(_is_unknown, text))):
         raise BadOperands(f"{text!r} has a letter whose case depends on the version of Unicode")
     return text.upper() if upper else text.lower()
 
