@@ -10,6 +10,7 @@ from millstream.core.record import Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import ADAPTIVE, DEAD_LETTER, FAIL, PRODUCED, STRONG, WEAK
 from millstream.operators import windows
+from millstream.operators.expressions import col
 from millstream.pipeline import Pipeline, Stream
 from millstream.reducers.base import Reducer
 from millstream.reducers.extremes import bottom, first, last, top
@@ -47,6 +48,7 @@ __all__ = [
     "bottom",
     "changes",
     "codecs",
+    "col",
     "collect",
     "connector",
     "count",

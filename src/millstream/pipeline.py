@@ -29,6 +29,8 @@ from millstream.core.watermark import Bounded, Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.operators.dsl import Keyed
+from millstream.operators.expressions import as_text
+from millstream.operators.record_keys import with_record_keys
 from millstream.sinks.base import Sink
 from millstream.sources.base import as_source
 from millstream.sources.schema import check_injector, check_keys, table_fields
@@ -132,8 +134,8 @@ class Pipeline:
             Injector(
                 name=name,
                 source=known,
-                timestamp=timestamp,
-                id=id,
+                timestamp=as_text(timestamp),
+                id=as_text(id),
                 value=value,
                 watermark=watermark or Bounded(delay=0, is_given=False),
                 dedup=rule,
@@ -159,9 +161,9 @@ class Pipeline:
         """Runs a computation on one or several streams.
 
         computation: a subclass of `ms.Computation`, or anything that makes an instance when called (such as functools.partial).
-        key: for an injected stream a column name, SQL text such as "coalesce(user, '?')", a list of those (the key is a tuple), or a
-        Column; for an internal stream a
-        field's name, a callable on the record, or None for the producer's key, which needs no shuffle. A dict gives each stream its own.
+        key: for an injected stream a column name, SQL text such as "coalesce(user, '?')", what `ms.col("user")` makes, a list of those (the key is a
+        tuple), or a Spark Column; for an internal stream a field's name, SQL text, what ms.col makes, a list of those, a callable on the record, or None
+        for the producer's key, which needs no shuffle. A dict gives each stream its own.
         produces: the name of the output stream, or several. name: the identity of its state in the checkpoint, by default the
         class's name. Returns the output stream, or a tuple of streams.
 
@@ -257,7 +259,7 @@ class Pipeline:
         found = tuple(
             Input(
                 stream=stream,
-                key=as_key(keys.get(stream)),
+                key=as_key(as_text(keys.get(stream))),
                 production=via.production if via else None,
                 slow_after=via.slow_after if via else None,
                 late=lates.get(stream, HOOK),
@@ -359,12 +361,12 @@ class Pipeline:
             stream = self._stream_name(given, f"table {table!r}")
         elif isinstance(given, Via):
             stream = self._stream_name(given.stream, f"table {table!r}")
-            return Input(stream, as_key(key), given.production, given.slow_after)
+            return Input(stream, as_key(as_text(key)), given.production, given.slow_after)
         else:
             self.inject(stream, given, timestamp=timestamp)
         if self._is_injected(stream) and feed.kind != "upserts":
             return Input(stream, self._keyed(key, feed))
-        return Input(stream, as_key(key))
+        return Input(stream, as_key(as_text(key)))
 
     def _is_injected(self, stream: str) -> bool:
         return any(injector.name == stream for injector in self._injectors)
@@ -419,7 +421,7 @@ class Pipeline:
             raise DefinitionError(f"pipeline {self.name!r} has no injector: nothing would ever come in")
         if not computations:
             raise DefinitionError(f"pipeline {self.name!r} has no computation and no sink: nothing would ever happen")
-        return Topology(self._injectors, computations, emissions)
+        return Topology(self._injectors, [with_record_keys(spec, injected) for spec in computations], emissions)
 
     def program(self) -> Program:
         """The pipeline, ready for an engine."""

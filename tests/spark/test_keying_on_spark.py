@@ -52,6 +52,14 @@ OTHERS = {
     "ll": pa.list_(pa.list_(pa.int64())),
     "lst": pa.list_(pa.struct([("a", pa.decimal128(20, 1)), ("b", pa.date32())])),
 }
+EXPRESSIONS = [
+    "lower(s)",
+    ["i + 1", "substring(s, 2, 3)"],
+    "o and l > 3",
+    "l % 7",
+    ms.col("i") * 3,
+    "case when o then s else cast(t as string) end",
+]
 DOCUMENT = pa.struct([("l", pa.int64()), ("s", pa.string()), ("o", pa.bool_())])
 IDS = ["s", "b", "t", "h", "i", "l", "o", "d9", "d18", "d19", "d38", "wide", "void"]
 
@@ -191,6 +199,11 @@ def cases(count: int, seed: int, thorough: bool) -> list[Case]:
         Case(pipeline(["s"], timestamp="ms", id="l", dedup=None), rows_of(KEYS, count, seed + 6)),
         Case(changes("l"), rows_of({"before": DOCUMENT, "after": DOCUMENT, "op": pa.string()}, count, seed + 7)),
         Case(changes(["s", "o"]), rows_of({"before": DOCUMENT, "after": DOCUMENT, "op": pa.string()}, count, seed + 8)),
+        Case(
+            pipeline(EXPRESSIONS, timestamp="coalesce(ms, 0) % 1000", id="cast(h as string) || coalesce(s, '')"),
+            rows_of(KEYS, count, seed + 9),
+        ),
+        Case(pipeline(["`st`.a + 1"], id=ms.col("st.b.c")), rows_of({"st": OTHERS["st"]}, count, seed + 9)),
     ]
     for at in range(0, len(IDS), 1 if thorough else 2):  # ids and sub-sources have their texts from the same place
         id, sub = IDS[at], IDS[(at + 1) % len(IDS)]

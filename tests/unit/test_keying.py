@@ -80,8 +80,14 @@ def test_unknown_columns_and_types_are_refused_in_the_words_of_the_other_way() -
 
 def test_what_only_spark_can_do_is_refused_with_the_way_out() -> None:
     way_out = ": give column names, add the column in the source, or run without resident=True"
-    assert refused(id="lower(k)") == f"injected stream 'in', id: only Spark can work out the SQL text 'lower(k)'{way_out}"
-    assert "key of computation 'C': only Spark can work out the SQL text 'k || n'" in refused(key=["n", "k || n"])
+    assert refused(id="md5(k)").startswith(
+        f"injected stream 'in', id: only Spark can work out the SQL text 'md5(k)'{way_out} (at position 1: the function 'md5' (of abs, "
+    )
+    assert refused(key=["n", "k || n"]) == (
+        f"injected stream 'in', key of computation 'C': only Spark can work out the SQL text 'k || n'{way_out} "
+        f"(concat(k, n): concat takes no long, only string: use cast(... as ...))"
+    )
+    assert "only Spark can work out the SQL text 'd > 3'" in refused(key="d > 3")
     for id, kind in (
         ("x", "double"),
         ("f", "float"),
@@ -198,6 +204,33 @@ def test_expressions_that_are_known_in_python_may_be_times_and_ids() -> None:
     program.expressions["at * 2"] = lambda row: "late"
     with pytest.raises(DefinitionError, match="timestamp expression is a string: give milliseconds"):
         Keying(program, program.topology.injectors["in"], PLAIN, 8).keyed(table, 0)
+
+
+def test_sql_texts_that_are_understood_are_worked_out_in_arrow() -> None:
+    table = pa.table({"k": ["A", None, "b"], "n": [1, 2, None], "at": [5, 6, 7]}, schema=PLAIN)
+    made = keying(PLAIN, ["lower(k)", ms.col("n") > 1], timestamp="at * 2", id="coalesce(k, '?') || '-'")
+    found = pickle.loads(pickle.dumps(made)).keyed(table, 0)
+    assert found.column("key").to_pylist() == [key_text(("a", False)), None, None]
+    assert found.column("ts").to_pylist() == [10, 12, 14] and found.column("id").to_pylist() == ["A-", "?-", "b-"]
+    assert keying(PLAIN, ms.col("k"), id=ms.col("n"), timestamp=ms.col("at")).layout == keying(PLAIN, "k", id="n", timestamp="at").layout
+
+
+def test_what_an_expression_cannot_be_is_refused_when_the_run_starts() -> None:
+    assert refused(key="lower(q)").startswith(
+        "injected stream 'in', key of computation 'C': there is no column 'q'; the source has: k, n, "
+    )
+    assert "key of computation 'C' expression is a double, which cannot be a key" in refused(key="n / 2")
+    assert "timestamp expression is a string: give milliseconds" in refused(timestamp="lower(k)")
+    assert "coalesce of a long and a double: cast one of them" in refused(key="coalesce(n, x) > 1")
+    assert keying(SCHEMA, "cast(s.a + 1 as string)", id="k") is not None
+
+
+def test_a_row_that_fails_is_named() -> None:
+    table = pa.table({"k": ["a", "b"], "n": [1, 0], "at": [5, 6]}, schema=PLAIN)
+    with pytest.raises(
+        InputError, match=r"key of computation 'C': the expression \(7 % n\) = 1: 7 % 0 is a division by zero \(in a record with n = 0\)"
+    ):
+        keying(PLAIN, "7 % n = 1").keyed(table, 0)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ class Rejected(msgspec.Struct, frozen=True):
     why: str
 
 
-class InputRows(msgspec.Struct):
+class OperatorInput(msgspec.Struct):
     """What came for an operator that works on columns (`operators/`): the records of each input in no order, and what others have made of records already.
     folded: how many records are in the chunks. one_by_one: columns are not used, for tests of the other path."""
 

@@ -38,7 +38,7 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.arrivals import Arrivals, InputRows, Rejected, wrong_time
+from millstream.core.arrivals import Arrivals, OperatorInput, Rejected, wrong_time
 from millstream.core.backfill import scan_entry, settled
 from millstream.core.computation import Computation
 from millstream.core.keys import key_bytes, key_of
@@ -104,7 +104,7 @@ class Step:
         computation.low_watermark = times.low_watermark
         computation.now = times.now
 
-    def run(self, arrivals: Arrivals | InputRows) -> Outcome:
+    def run(self, arrivals: Arrivals | OperatorInput) -> Outcome:
         """Visits every key that has records or a due timer."""
         if self.computation.in_columns:
             return self.computation.run_columns(self, arrivals)  # type: ignore[attr-defined, no-any-return]

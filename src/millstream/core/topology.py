@@ -389,7 +389,7 @@ def check_columns(what: str, given: Iterable[Any], known: Collection[str] | None
 def is_expression(text: str) -> bool:
     """Whether a text can only be SQL, not the name of a column that somebody has mistyped.
 
-    >>> is_expression("coalesce(user, '?')"), is_expression("user")
-    (True, False)
+    >>> is_expression("coalesce(user, '?')"), is_expression("a - b"), is_expression("user"), is_expression("user-id")
+    (True, True, False, False)
     """
-    return re.search(r"[^\w.\- ]", text) is not None or re.search(r"\w \w", text) is not None
+    return re.search(r"[^\w.\- ]|\w (- )?\w", text) is not None

@@ -11,7 +11,7 @@ from itertools import chain
 from time import perf_counter
 from typing import Any
 
-from millstream.core.arrivals import Arrivals, InputRows, wrapped
+from millstream.core.arrivals import Arrivals, OperatorInput, wrapped
 from millstream.core.computation import Computation
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text
@@ -118,7 +118,7 @@ class Compiled:
     def run_group(
         self,
         group: Group,
-        arrivals: Mapping[str, Arrivals | InputRows],
+        arrivals: Mapping[str, Arrivals | OperatorInput],
         stores: Mapping[str, Store],
         times: Mapping[str, Times],
         guards: Guards = ALL_GUARDS,

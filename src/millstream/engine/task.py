@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from millstream.core import dedup
-from millstream.core.arrivals import Arrivals, InputRows
+from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.dedup import DedupCounts, IdRows, SpanFilters
 from millstream.core.keyspace import NoEntries, OpenStore
 from millstream.core.outcome import Outcome
@@ -54,7 +54,7 @@ class Inputs(Protocol):
     def ids(self, computation: str, stream: str) -> IdRows | None:
         """The records of one injected stream for one computation, as deduplication sees them; None if there are none."""
 
-    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals | InputRows:
+    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals | OperatorInput:
         """All records of a computation in canonical order; for an operator that takes columns, as they came. keep: for a stream with
         duplicates, a mask over its `ids`."""
 

@@ -10,7 +10,7 @@ from millstream.core.outcome import DROP
 from millstream.core.topology import FAIL
 from millstream.errors import DefinitionError
 from millstream.operators.panes import PaneWindow, WindowSpec
-from millstream.operators.windows import Calendar, Fixed, Kind, Same
+from millstream.operators.windows import Calendar, Fixed, Same, WindowKind
 from millstream.reducers.base import Reducer
 from millstream.reducers.composite import Several, as_reducer
 
@@ -29,10 +29,10 @@ class Keyed:
         self._streams = dict(streams)  # name to key
         self._fields = fields
 
-    def window(self, kind: Kind, *, late: str = DROP) -> Windowed:
+    def window(self, kind: WindowKind, *, late: str = DROP) -> Windowed:
         """The records of a key in windows. late: what becomes of records all of whose windows are over: `ms.DROP` (they are counted), or the name of a
         stream that gets them."""
-        if not isinstance(kind, Kind):
+        if not isinstance(kind, WindowKind):
             raise DefinitionError(f"window({kind!r}): use one of ms.windows, such as ms.windows.tumbling('1m')")
         return Windowed(self, kind, late)
 
@@ -40,7 +40,7 @@ class Keyed:
 class Windowed:
     """A keyed stream in windows."""
 
-    def __init__(self, keyed: Keyed, kind: Kind, late: str) -> None:
+    def __init__(self, keyed: Keyed, kind: WindowKind, late: str) -> None:
         self._keyed, self._kind, self._late = keyed, kind, late
 
     def reduce(

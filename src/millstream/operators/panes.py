@@ -22,13 +22,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from millstream.core.arrivals import Arrivals, InputRows
+from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.computation import Computation
 from millstream.core.outcome import Outcome
 from millstream.core.time import END
+from millstream.operators.expressions import NotInColumns
 from millstream.operators.partials import Labels, Partials, coded, column_of, decoded, encoded, labels, values_of
 from millstream.operators.results import Results
-from millstream.operators.rows import NotInColumns, Rows, rows_of
+from millstream.operators.rows import StreamRows, rows_of
 from millstream.operators.vectors import OneByOne, Vector, vector_of
 from millstream.operators.windows import Calendar, Fixed, Same
 from millstream.reducers.base import Reducer
@@ -77,15 +78,15 @@ class PaneWindow(Computation):
             return None
         return kind.last_ends(ends) <= before
 
-    def ahead(self, rows: Rows) -> Partials:
+    def ahead(self, rows: StreamRows) -> Partials:
         """Partial results of rows of which none is late. Raises NotInColumns."""
         window = self.spec.kind
         assert not isinstance(window, Same)
         groups = labels(window.pane_ends(rows.times), *coded(rows.keys), ordered=False)
         return groups.with_columns([column for vector in self.vectors for column in vector.lifted(rows, groups)])
 
-    def run_columns(self, step: Step, given: Arrivals | InputRows) -> Outcome:
-        return PaneStep(self, step).run(given if isinstance(given, InputRows) else rows_of(given))
+    def run_columns(self, step: Step, given: Arrivals | OperatorInput) -> Outcome:
+        return PaneStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))
 
 
 class PaneStep:
@@ -97,7 +98,7 @@ class PaneStep:
         self.encode, self.decode = step.kind.encode_sub, step.kind.decode_sub
         self._read: dict[bytes, Partials] = {}
 
-    def run(self, given: InputRows) -> Outcome:
+    def run(self, given: OperatorInput) -> Outcome:
         step = self.step
         if given.one_by_one:
             self.vectors = [OneByOne(vector) for vector in self.vectors]
@@ -112,7 +113,7 @@ class PaneStep:
 
     # --- records to partial results
 
-    def _partials(self, rows: Rows) -> Partials:
+    def _partials(self, rows: StreamRows) -> Partials:
         """The partial results of some records. Late ones are put aside."""
         ends, starts, late = self._placed(rows)
         if late is not None:
@@ -131,7 +132,7 @@ class PaneStep:
                 columns += self._one_by_one(vector, rows, groups)
         return groups.with_columns(columns)
 
-    def _placed(self, rows: Rows) -> tuple[Any, Any, Any]:
+    def _placed(self, rows: StreamRows) -> tuple[Any, Any, Any]:
         """The pane of every record, by end (and start), and which of them are late; None: none is."""
         kind, before = self.spec.kind, self.times.late_before
         if isinstance(kind, Same):
@@ -148,7 +149,7 @@ class PaneStep:
         late = last <= before
         return ends, starts, late if late.any() else None
 
-    def _one_by_one(self, vector: Vector, rows: Rows, groups: Labels) -> list[Any]:
+    def _one_by_one(self, vector: Vector, rows: StreamRows, groups: Labels) -> list[Any]:
         """The parts that a reducer makes of each value."""
         reducer = vector.reducer
         totals: list[Any] = [None] * len(groups)

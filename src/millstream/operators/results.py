@@ -79,7 +79,7 @@ class Results:
         return [blake2b(texts[code] + about[window], digest_size=16).hexdigest() for code, window in pairs]
 
     def productions(self, encode: Callable[[Any], bytes]) -> list[Production]:
-        """The same, one by one."""
+        """Each result as a record of its own."""
         rows = zip(self.python_keys(), self.times.tolist(), self.ids(), self.values(), strict=True)
         return [Production(self.stream, key, time, id, encode(value)) for key, time, id, value in rows]
 

@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from millstream.core.arrivals import Arrivals, InputRows
+from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.keys import key_of
 from millstream.core.record import Batch, Record
+from millstream.operators.expressions import NotInColumns
 
 _KINDS = {frozenset((int,)): pa.int64(), frozenset((float,)): pa.float64(), frozenset((str,)): pa.string()}
 _NONE = type(None)
 
 
-class NotInColumns(Exception):
-    """What is asked for cannot be done on columns with exactly the same result. The reason is for `--explain` and for tests."""
-
-
-class Rows:
+class StreamRows:
     """Some records of a batch. keys: their texts, as an Arrow array; times: numpy; index: their places in the batch, None for all of it in its order."""
 
     __slots__ = ("_records", "_values", "batch", "index", "keys", "times")
@@ -39,10 +36,10 @@ class Rows:
     def places(self) -> Any:
         return np.arange(len(self.times)) if self.index is None else self.index
 
-    def where(self, mask: Any) -> Rows:
+    def where(self, mask: Any) -> StreamRows:
         """Those for which a mask is true."""
         chosen = np.flatnonzero(mask)
-        return Rows(self.batch, self.keys.take(pa.array(chosen)), self.times[chosen], self.places()[chosen])
+        return StreamRows(self.batch, self.keys.take(pa.array(chosen)), self.times[chosen], self.places()[chosen])
 
     def column(self, name: str | None) -> Any:
         """A field of the values as an Arrow array; None: the values themselves. Raises NotInColumns if its values are not all of one plain type."""
@@ -93,7 +90,7 @@ class JoinedBatch(Batch):
         return JoinedBatch(self.stream, [(batch.anew(), at) for batch, at in self._places])
 
 
-def rows_of(arrivals: Arrivals) -> InputRows:
+def rows_of(arrivals: Arrivals) -> OperatorInput:
     """Records that are grouped by key, as the rows of each stream."""
     counts: Any = np.diff(np.array(arrivals.bounds, np.int64))
     keys = pa.array(arrivals.keys, pa.string()).take(pa.array(np.repeat(np.arange(len(arrivals.keys)), counts)))
@@ -105,8 +102,8 @@ def rows_of(arrivals: Arrivals) -> InputRows:
     found = []
     for stream, mine in by_stream.items():
         batch = JoinedBatch(stream, [(arrivals.batches[source[at]], arrivals.index[at]) for at in mine])
-        found.append(Rows(batch, keys.take(pa.array(mine)), times[mine]))
-    return InputRows(found, arrivals.rejected)
+        found.append(StreamRows(batch, keys.take(pa.array(mine)), times[mine]))
+    return OperatorInput(found, arrivals.rejected)
 
 
 def typed(values: list[Any], name: str | None) -> Any:

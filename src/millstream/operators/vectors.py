@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.operators.expressions import NotInColumns
 from millstream.operators.partials import FLOAT, INT, TEXT, Labels
-from millstream.operators.rows import NotInColumns, Rows
+from millstream.operators.rows import StreamRows
 from millstream.reducers import extremes, sums, values
 from millstream.reducers.base import Reducer
 
@@ -42,7 +43,7 @@ class Vector:
     def join(self, columns: Sequence[Any]) -> Any:
         return columns[0] if self.width == 1 else None if columns[0] is None else list(columns)
 
-    def lifted(self, rows: Rows, labels: Labels) -> list[Any]:
+    def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
         """The columns of the parts of all groups. Raises NotInColumns."""
         raise NotInColumns(self.reason)
 
@@ -56,7 +57,7 @@ class Vector:
         """What is shown of each part, as an Arrow array. Raises NotInColumns."""
         raise NotInColumns(self.reason)
 
-    def read(self, rows: Rows) -> Any:
+    def read(self, rows: StreamRows) -> Any:
         """The column that the reducer reads."""
         if self.reducer.where is not None:  # type: ignore[attr-defined]
             raise NotInColumns("where= is a function")
@@ -67,7 +68,7 @@ class Vector:
 
 
 class OneByOne(Vector):
-    """The same parts in the same columns, with nothing done on columns."""
+    """A reducer's parts in their columns, with nothing done on columns."""
 
     def __init__(self, vector: Vector) -> None:
         super().__init__(vector.reducer)
@@ -77,7 +78,7 @@ class OneByOne(Vector):
 class Count(Vector):
     merges = ("sum",)
 
-    def lifted(self, rows: Rows, labels: Labels) -> list[Any]:
+    def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
         if self.reducer.field is None and self.reducer.where is None:  # type: ignore[attr-defined]
             return [pa.array(labels.count)]
         valid = _valid(self.read(rows))
@@ -91,7 +92,7 @@ class Count(Vector):
 class Sum(Vector):
     merges = ("sum",)
 
-    def lifted(self, rows: Rows, labels: Labels) -> list[Any]:
+    def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
         return [summed(_whole_numbers(self.read(rows)), labels)]
 
     def shown(self, columns: Sequence[Any]) -> Any:
@@ -102,7 +103,7 @@ class Mean(Vector):
     width = 2
     merges = ("sum", "sum")
 
-    def lifted(self, rows: Rows, labels: Labels) -> list[Any]:
+    def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
         column = _whole_numbers(self.read(rows))
         valid = _valid(column)
         counted = labels.count if valid is None else np.bincount(labels.of[valid], minlength=len(labels))
@@ -119,7 +120,7 @@ class Mean(Vector):
 class Least(Vector):
     merges = ("min",)
 
-    def lifted(self, rows: Rows, labels: Labels) -> list[Any]:
+    def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
         return [extreme(_comparable(self.read(rows)), labels, self.merges[0])]
 
     def shown(self, columns: Sequence[Any]) -> Any:
@@ -135,7 +136,7 @@ class Greatest(Least):
 class AnyValue(Least):
     """The least of ints or texts is the one that the reducer takes."""
 
-    def lifted(self, rows: Rows, labels: Labels) -> list[Any]:
+    def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
         column = _comparable(self.read(rows))
         if column.type == FLOAT:
             raise NotInColumns("floats have an order of their own there")

@@ -142,7 +142,7 @@ class Session(msgspec.Struct, frozen=True):
         return f"session({_told(self.gap)})"
 
 
-Kind = Fixed | Calendar | Same | Session
+WindowKind = Fixed | Calendar | Same | Session
 
 
 def tumbling(size: Duration, *, offset: Duration = 0) -> Fixed:

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from millstream.core import dedup
-from millstream.core.arrivals import Arrivals, InputRows, wrapped, wrong_time
+from millstream.core.arrivals import Arrivals, OperatorInput, wrapped, wrong_time
 from millstream.core.dedup import IdRows
 from millstream.core.keys import BadKey, key_text, shard_of
 from millstream.core.record import CopyingBatch
 from millstream.core.topology import Group, Injector, Route, is_expression
 from millstream.core.watermark import Progress, Seen, lags_of
 from millstream.engine.program import Arrival, Compiled
-from millstream.errors import DefinitionError, InputError
+from millstream.errors import DefinitionError, HookError, InputError
+from millstream.operators.expressions import NotUnderstood, parse
 from millstream.operators.rows import rows_of
 from millstream.sources.schema import converted, millis
 
@@ -111,7 +112,7 @@ class Injected:
         return one
 
     def _column(self, injector: Injector, row: dict[str, Any], column: Any, what: str) -> Any:
-        """A column of a row, or an SQL expression on it, which the test has to say in Python."""
+        """A column of a row, or an SQL expression on it; one that only Spark understands is what the test says in Python."""
         if not isinstance(column, str):
             raise DefinitionError(
                 f"stream {injector.name!r}: without Spark its {what} must be a column name or SQL text, not a Spark Column"
@@ -121,10 +122,15 @@ class Injected:
         if column in self.compiled.program.expressions:
             return self.compiled.program.expressions[column](row)
         if is_expression(column):
-            raise DefinitionError(
-                f"stream {injector.name!r}: its {what} is the SQL text {column!r}, which only Spark can work out. Say in Python what it means, with "
-                f"LocalRunner(..., expressions={{{column!r}: lambda row: ...}})."
-            )
+            try:
+                return parse(column).row(row)
+            except NotUnderstood as error:
+                raise DefinitionError(
+                    f"stream {injector.name!r}: its {what} is the SQL text {column!r}, which only Spark can work out ({error.why}). Say in Python what it "
+                    f"means, with LocalRunner(..., expressions={{{column!r}: lambda row: ...}})."
+                ) from None
+            except HookError as error:
+                raise InputError(f"stream {injector.name!r}, {what}: {error} (row {row!r})") from error
         raise InputError(f"stream {injector.name!r}: {row!r} has no column {column!r}, which is its {what}")
 
     def seen_in_all(self) -> dict[str, Seen]:
@@ -182,7 +188,7 @@ class ListInputs:
         rows = self._identified(computation, stream)
         return ListIds([f"{row[0]}\x1f{row[2]}".encode() for row in rows], [row[1] for row in rows])
 
-    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals | InputRows:
+    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals | OperatorInput:
         dropped = {
             id(row)
             for stream, mask in keep.items()

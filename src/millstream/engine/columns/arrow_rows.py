@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.core import dedup
-from millstream.core.arrivals import Arrivals, InputRows, Rejected, unwrapped, wrong_time
+from millstream.core.arrivals import Arrivals, OperatorInput, Rejected, unwrapped, wrong_time
 from millstream.core.dedup import IdRows
 from millstream.core.keys import key_of
 from millstream.core.record import Batch
@@ -29,7 +29,7 @@ from millstream.core.topology import Injector, Route, Topology
 from millstream.core.watermark import Seen, lags_of
 from millstream.engine.program import Compiled
 from millstream.engine.routing import SentRows
-from millstream.operators.rows import Rows
+from millstream.operators.rows import StreamRows
 from millstream.sources.base import BETWEEN
 
 from .casts import as_it_is
@@ -44,7 +44,7 @@ KEYED = (("part", pa.int32()), ("route", pa.int32()), ("key", pa.string()), ("ts
 _SENT = pa.schema([*KEYED, ("body", pa.binary()), ("unit", pa.int64())])
 
 
-class Chunk(msgspec.Struct, array_like=True):
+class FoldedRows(msgspec.Struct, array_like=True):
     """What stands in a row's body. records: how many are in it."""
 
     records: int
@@ -52,8 +52,8 @@ class Chunk(msgspec.Struct, array_like=True):
     seen: Seen | None = None
 
 
-encode_chunk = msgspec.msgpack.Encoder().encode
-decode_chunk = msgspec.msgpack.Decoder(Chunk).decode
+encode_folded = msgspec.msgpack.Encoder().encode
+decode_folded = msgspec.msgpack.Decoder(FoldedRows).decode
 
 
 class ValueColumn(msgspec.Struct, frozen=True):
@@ -335,7 +335,7 @@ class ArrowInputs:
         self._rejected: dict[str, list[Rejected]] = {}
         self._routes: dict[str, list[Route]] = {}  # those that have rows, by computation
         self._present: list[int] = []
-        self._chunks: dict[str, list[tuple[str, Chunk]]] = {}  # by computation: stream, and what was folded before the exchange
+        self._chunks: dict[str, list[tuple[str, FoldedRows]]] = {}  # by computation: stream, and what was folded before the exchange
 
     def consumed(self) -> list[int]:
         if self._table is None or "unit" not in self._table.column_names:
@@ -367,7 +367,7 @@ class ArrowInputs:
         if not mask.any():
             return table
         for row in table.filter(pa.array(mask)).select(["route", "body"]).to_pylist():
-            self._chunks.setdefault(routes[row["route"]].computation, []).append((routes[row["route"]].stream, decode_chunk(row["body"])))
+            self._chunks.setdefault(routes[row["route"]].computation, []).append((routes[row["route"]].stream, decode_folded(row["body"])))
         return table.filter(pa.array(~mask))
 
     def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
@@ -385,7 +385,7 @@ class ArrowInputs:
         mine = [route for route in self._routes.get(computation, ()) if route.stream == stream]
         return Identified(self._table, self._at(mine)) if mine else None
 
-    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals | InputRows:
+    def arrivals(self, computation: str, keep: Mapping[str, Any]) -> Arrivals | OperatorInput:
         routes = self._routes.get(computation, [])
         rejected = self._rejected.get(computation, ())
         positions: Any = self._at(routes) if routes else ()
@@ -401,7 +401,7 @@ class ArrowInputs:
             found = to_arrivals(self._table, {route.index: self._batch(route, table=self._table) for route in routes}, positions)
         return found if not rejected else msgspec.structs.replace(found, rejected=rejected)
 
-    def _input_rows(self, computation: str, routes: Sequence[Route], positions: Any, rejected: Sequence[Rejected]) -> InputRows:
+    def _input_rows(self, computation: str, routes: Sequence[Route], positions: Any, rejected: Sequence[Rejected]) -> OperatorInput:
         found = []
         for route in routes:
             mine = positions
@@ -409,9 +409,9 @@ class ArrowInputs:
                 mine = np.intersect1d(self._at([route]), np.arange(len(self._table))[positions], assume_unique=True)
             keys, times = whole(self._table.column("key")), self._table.column("ts").to_numpy()
             batch = self._batch(route, table=self._table)
-            found.append(Rows(batch, keys, times) if mine is ALL else Rows(batch, keys.take(pa.array(mine)), times[mine], mine))
+            found.append(StreamRows(batch, keys, times) if mine is ALL else StreamRows(batch, keys.take(pa.array(mine)), times[mine], mine))
         chunks = [chunk for _, chunk in self._chunks.get(computation, ())]
-        return InputRows(found, rejected, [chunk.table for chunk in chunks], sum(chunk.records for chunk in chunks))
+        return OperatorInput(found, rejected, [chunk.table for chunk in chunks], sum(chunk.records for chunk in chunks))
 
     def _at(self, routes: Sequence[Route]) -> Any:
         if len(routes) == len(self._present):

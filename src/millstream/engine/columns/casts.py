@@ -136,9 +136,10 @@ def _decimal_text(array: Any) -> Any:
     return pa.array([None if one is None else format(one, "f") for one in array.to_pylist()], pa.string())
 
 
-def only_spark(what: str, given: Any) -> DefinitionError:
-    """An expression, where there is no JVM to work it out."""
+def only_spark(what: str, given: Any, why: str = "") -> DefinitionError:
+    """An expression, where there is no JVM to work it out. why: what we do not understand of it."""
     shown = f"the SQL text {given!r}" if isinstance(given, str) else f"a Spark {type(given).__name__}"
     return DefinitionError(
         f"{what}: only Spark can work out {shown}: give column names, add the column in the source, or run without resident=True"
+        f"{why and f' ({why})'}"
     )

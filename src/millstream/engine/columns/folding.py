@@ -19,12 +19,13 @@ from millstream.core.record import Batch
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route
 from millstream.engine.program import Compiled
+from millstream.operators.expressions import NotInColumns
 from millstream.operators.panes import PaneWindow
 from millstream.operators.partials import encoded
-from millstream.operators.rows import NotInColumns, Rows
+from millstream.operators.rows import StreamRows
 
 from . import hashing
-from .arrow_rows import ALL, KEYED, Chunk, encode_chunk, seen
+from .arrow_rows import ALL, KEYED, FoldedRows, encode_folded, seen
 
 _SCHEMA = pa.schema([*KEYED, ("body", pa.binary())])
 
@@ -76,7 +77,7 @@ class Folding:
         """Rows that are not late as a table of chunks. Raises NotInColumns."""
         operator = self._operator(route)
         kind = self._compiled.make(route.computation)[1]
-        made = operator.ahead(Rows(SourceBatch(route.stream, rows), key, hashing.numbers(times, np.int64)))
+        made = operator.ahead(StreamRows(SourceBatch(route.stream, rows), key, hashing.numbers(times, np.int64)))
         of = hashing.shards_of(made.names, shards)
         bodies, parts = [], []
         reports = self._compiled.routes_of[route.stream][0].index == route.index
@@ -84,7 +85,7 @@ class Folding:
         records = len(key)
         for shard in np.unique(of).tolist():
             table = made.of_names(of == shard)
-            bodies.append(encode_chunk(Chunk(records, encoded(table, kind.encode_sub, kind.decode_sub, with_ends=True), about)))
+            bodies.append(encode_folded(FoldedRows(records, encoded(table, kind.encode_sub, kind.decode_sub, with_ends=True), about)))
             records, about = 0, None  # said once
             parts.append(shard + (route.group * shards if route.level == 0 else 0))
         count = len(bodies)

@@ -3,7 +3,8 @@
 Rules
 1. The columns are those that `spark/keyed_rows.py` describes, with the same bits in them: key text, shard, id, `ord` (where there is an id), times, what is to
    be rejected.
-2. What only Spark can do is refused when the pipeline starts, by name and with a way out; never done in another way.
+2. SQL texts that `operators/expressions.py` understands are worked out in Arrow, with Spark's meaning. What only Spark can do, and what would have another
+   meaning for the types of these columns, is refused when the pipeline starts, by name and with a way out; never done in another way.
 3. All that does not depend on the rows is worked out once: an epoch may have a single row, and it must not cost more than that.
 """
 
@@ -23,8 +24,8 @@ from millstream.core.keys import key_text as python_key_text
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.engine.program import Program
-from millstream.errors import DefinitionError, InputError
-from millstream.operators.rows import NotInColumns
+from millstream.errors import DefinitionError, HookError, InputError
+from millstream.operators.expressions import Expression, NotInColumns, NotUnderstood, parse
 from millstream.sources.base import BETWEEN
 
 from . import casts, hashing
@@ -66,6 +67,7 @@ class SourceRows:
 
     def __init__(self, table: Any, names: Sequence[str]) -> None:
         self._table, self._names = table, names
+        self.count = len(table)
         self._columns: dict[str, Any] = {}
         self._dicts: list[dict[str, Any]] | None = None
 
@@ -125,7 +127,7 @@ class Keying:
         return self._rows(table, now, origin, self._routes) if len(table) and self._routes else self._schema.empty_table()
 
     def folded(self, table: Any, now: int, origin: str, folding: Folding) -> list[Any]:
-        """The same, with partial results in the place of rows where that can be done."""
+        """Keyed rows, with partial results in the place of those of which they can be made."""
         routes, pieces = self._routes, []
         for route in [route for route in routes if len(table) and not route.spread and folding.folds(self._injector, route)]:
             made, left = self._folded(table, now, route, folding)
@@ -222,27 +224,41 @@ class Keying:
         said = pc.binary_join_element_wise(origin + BETWEEN, "" if texts is None else texts.fill_null(""), "")
         return pc.if_else(pa.array(wrong), said, None)
 
-    def _resolved(self, given: Any, what: str) -> tuple[Any, str]:
-        """The type of a column, None for an expression that we know in Python; and what to call it."""
+    def _resolved(self, given: Any, what: str) -> tuple[Made | None, Any, str]:
+        """What reads a column or works an expression out, and its type, both None for an expression that is a Python function; and what to call it."""
         if isinstance(given, str):
             if given in self._fields:
-                return self._fields[given].type, f"{what} column {given!r}"
+                return partial(_column, given), self._fields[given].type, f"{what} column {given!r}"
             if given in self._expressions:
-                return None, f"{what} expression"
+                return None, None, f"{what} expression"
             if not is_expression(given):
                 raise DefinitionError(casts.NO_COLUMN.format(what, given, ", ".join(self._names)))
-        elif not type(given).__module__.startswith("pyspark."):
+            return self._expressed(given, what)
+        if not type(given).__module__.startswith("pyspark."):
             raise DefinitionError(casts.NO_COLUMN_AT_ALL.format(what, type(given).__name__))
         raise casts.only_spark(what, given)
 
+    def _expressed(self, text: str, what: str) -> tuple[Made, Any, str]:
+        """An SQL text in Arrow. Its type shows without rows."""
+        try:
+            expression = parse(text)
+            for name in sorted(expression.fields - set(self._names)):
+                raise DefinitionError(casts.NO_COLUMN.format(what, name, ", ".join(self._names)))
+            kind = expression.columns(pa.schema(self._fields.values()).empty_table().column, 0).type
+        except NotUnderstood as error:
+            raise casts.only_spark(what, text, error.why) from None
+        except NotInColumns as error:
+            raise casts.only_spark(what, text, str(error)) from None
+        return partial(_computed, expression, kind, what), kind, f"{what} expression"
+
     def _made(self, given: Any, what: str, cast: Callable[[Any], casts.Cast | None], refusal: str) -> Made:
-        kind, name = self._resolved(given, what)
-        if kind is None:
+        made, kind, name = self._resolved(given, what)
+        if made is None:
             return partial(_worked_out, self._expressions[given], name, cast, refusal)
         found = cast(kind)
         if found is None:
             raise DefinitionError(refusal.format(name, kind))
-        return partial(_column, given, found)
+        return partial(_cast, made, found)
 
     def _millis(self, given: Any, what: str) -> Made:
         return self._made(given, f"{self._who}, {what}", casts.millis, casts.NO_TIME)
@@ -257,7 +273,7 @@ class Keying:
         return self._key_part(route.key, what)
 
     def _key_part(self, given: Any, what: str) -> Made:
-        if self._resolved(given, what)[0] is None:
+        if self._resolved(given, what)[0] is None:  # a Python function gives keys of any type
             return partial(_worked_out_key, self._expressions[given], f"{what}, {given}")
         return self._made(given, what, casts.key_text, casts.NO_KEY)
 
@@ -268,8 +284,19 @@ class Keying:
         return self._millis(mark, "watermark") if name == "mark" and mark is not None else None
 
 
-def _column(name: str, cast: casts.Cast, rows: SourceRows) -> Any:
-    return cast(rows.column(name))
+def _column(name: str, rows: SourceRows) -> Any:
+    return rows.column(name)
+
+
+def _cast(made: Made, cast: casts.Cast, rows: SourceRows) -> Any:
+    return cast(made(rows))
+
+
+def _computed(expression: Expression, kind: Any, what: str, rows: SourceRows) -> Any:
+    try:
+        return expression.columns(rows.column, rows.count).cast(kind)
+    except HookError as error:
+        raise InputError(f"{what}: {error}") from error
 
 
 def _tuple_key(parts: Sequence[Made], rows: SourceRows) -> Any:

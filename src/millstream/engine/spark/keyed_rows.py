@@ -33,6 +33,7 @@ from millstream.engine.columns import casts
 from millstream.engine.columns.arrow_rows import RECEIPT, ValueColumn
 from millstream.engine.columns.keying import marks, value_columns
 from millstream.errors import DefinitionError
+from millstream.operators.expressions import NotUnderstood, parse
 from millstream.sources.base import BETWEEN
 
 from .error_text import reason
@@ -174,7 +175,7 @@ def _column(source: DataFrame, given: Any, what: str) -> tuple[Column, T.DataTyp
         if not is_expression(given):
             raise DefinitionError(casts.NO_COLUMN.format(what, given, ", ".join(_columns(source))))
         try:
-            given = F.expr(given)
+            given = F.expr(_as_known(source, given))
         except Exception as error:
             raise DefinitionError(f"{what}: Spark cannot read {given!r} as SQL: {reason(error)}") from error
     if not isinstance(given, Column):
@@ -183,6 +184,25 @@ def _column(source: DataFrame, given: Any, what: str) -> tuple[Column, T.DataTyp
         return given, source.select(given.alias("x")).schema["x"].dataType, f"{what} expression"
     except Exception as error:
         raise DefinitionError(f"{what}: Spark cannot resolve the expression: {reason(error)}") from error
+
+
+_KNOWN = (T.StringType, T.IntegralType, T.FloatType, T.DoubleType, T.BooleanType)
+
+
+def _as_known(source: DataFrame, text: str) -> str:
+    """An SQL text in the words that leave no doubt (`operators/expressions.py`), so that it gives what it gives without Spark. A text that only Spark
+    understands, or on columns of other types, as it is."""
+    try:
+        expression = parse(text)
+    except NotUnderstood:
+        return text
+    kinds = []
+    for path in expression.paths:
+        kind: Any = source.schema
+        for name in path:
+            kind = kind[name].dataType if isinstance(kind, T.StructType) and name in kind.names else None
+        kinds.append(kind)
+    return expression.sql if all(isinstance(kind, _KNOWN) for kind in kinds) else text
 
 
 def _route_key(source: DataFrame, route: Route, who: str) -> Column:
