@@ -95,7 +95,7 @@ def test_operators_say_what_texts_say() -> None:
         assert made.sql == parse(said).sql
     assert repr(price > 3) == "Expression('price > 3')" and (price > 3).fields == {"price"}
     assert as_expression("price").sql == as_expression(price).sql == "`price`" and ms.col("price").sql == "`price`"
-    assert as_text([price, price + 1, 7, "x"]) == ["price", "((`price` * 1L) + 1L)", 7, "x"] and as_text(col("a.b")) == "`a`.`b`"
+    assert as_text([price, price + 1, 7, "x"]) == ["price", "((`price` - 0L) + 1L)", 7, "x"] and as_text(col("a.b")) == "`a`.`b`"
 
 
 def test_an_expression_is_no_truth_and_cannot_be_changed() -> None:
@@ -381,7 +381,9 @@ def test_oracle_spark_fails_where_records_fail(spark: Any) -> None:
     draw, calm, tried, failed = random.Random(first_seed()), [], 0, 0
     for case in cases(first_seed() + 1, some(400), literals=False):
         bad = [at for at, one in enumerate(case.wanted) if one.startswith("!")]
-        if not bad or tried == some(120, 10):
+        if (
+            not bad or tried == some(120, 10) or " is " in case.said or "<=>" in case.said
+        ):  # of what cannot be null Spark knows that without a look
             continue
         tried += 1
         at = draw.choice(bad)
