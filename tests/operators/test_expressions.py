@@ -224,9 +224,46 @@ def test_types_that_do_not_fit_are_found_without_rows() -> None:
     assert parse("coalesce(t, t)").columns(empty.column, 0).type == pa.timestamp("us")
 
 
-def test_without_its_rules_for_nan_a_comparison_would_differ() -> None:
-    assert parse("d = d").row({"d": math.nan}) is True and parse("d > 1e308").row({"d": math.nan}) is True
-    assert parse("d < e").row({"d": -0.0, "e": 0.0}) is False
+FACTS: dict[str, Any] = {  # what Spark 4.3 said
+    "minus % three": -1,
+    "least % minus_one": 0,
+    "minus / 2": -3.5,
+    "(most + 1) / nil": None,  # the divisor comes first
+    "nil + (most + 1)": None,
+    "nil / 0": None,
+    "nan = nan": True,
+    "nan > 1e308": True,
+    "below < 0.0": False,
+    "-7.5 % three": -1.5,
+    "most > 9223372036854775807.0": False,  # as doubles they are equal
+    "floor(nan)": 0,
+    "cast(9223372036854775808.0 + three * 0 as bigint)": 2**63 - 1,
+    "three in (1, null)": None,
+    "three in (3, null)": True,
+    "greatest(nil, three, minus)": 3,
+    "least(nan, 1.0)": 1.0,
+    "substring(abc, -5, 3)": "a",
+    "substring(abc, 0, 2)": "ab",
+    "abc like 'a_c'": True,
+    "three <=> nil": False,
+    "nil = 1 and three = 4": False,
+    "nil = 1 or three = 3": True,
+    "cast(' 12 ' || trim(' ') as bigint) + three": 15,
+}
+FACTS_OF = pa.table(
+    {
+        **{name: pa.array([value], pa.int64()) for name, value in {"minus": -7, "minus_one": -1, "three": 3, "nil": None}.items()},
+        **{name: pa.array([value], pa.int64()) for name, value in {"most": 2**63 - 1, "least": -(2**63)}.items()},
+        **{name: pa.array([value], pa.float64()) for name, value in {"nan": math.nan, "below": -0.0}.items()},
+        "abc": ["abc"],
+    }
+)
+
+
+@pytest.mark.parametrize(("said", "wanted"), FACTS.items(), ids=FACTS)
+def test_facts_that_are_easily_got_wrong(said: str, wanted: Any) -> None:
+    assert seen(parse(said).row(FACTS_OF.to_pylist()[0])) == seen(wanted)
+    assert by_columns(parse(said), FACTS_OF) == [seen(wanted)]
 
 
 # --- keys
@@ -352,6 +389,12 @@ def cases(seed: int, count: int, literals: bool) -> list[Case]:
         expression = parse(said)
         found.append(Case(said, expression, [by_row(expression, record) for record in RECORDS]))
     return found
+
+
+@pytest.mark.spark
+def test_the_facts_are_sparks(spark: Any) -> None:
+    found = spark.createDataFrame(FACTS_OF).selectExpr(*(f"{parse(said).sql} as x{at}" for at, said in enumerate(FACTS))).collect()[0]
+    assert list(map(seen, found)) == list(map(seen, FACTS.values()))
 
 
 @pytest.mark.spark
