@@ -203,7 +203,7 @@ def cases(count: int, seed: int, thorough: bool) -> list[Case]:
             pipeline(EXPRESSIONS, timestamp="coalesce(ms, 0) % 1000", id="cast(h as string) || coalesce(s, '')"),
             rows_of(KEYS, count, seed + 9),
         ),
-        Case(pipeline(["`st`.a + 1"], id=ms.col("st.b.c")), rows_of({"st": OTHERS["st"]}, count, seed + 9)),
+        Case(pipeline(["`st`.a + 1"], timestamp="ms", id=ms.col("st.b.c")), rows_of({"st": OTHERS["st"]}, count, seed + 9)),
     ]
     for at in range(0, len(IDS), 1 if thorough else 2):  # ids and sub-sources have their texts from the same place
         id, sub = IDS[at], IDS[(at + 1) % len(IDS)]

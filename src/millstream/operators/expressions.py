@@ -3,8 +3,9 @@
 Rules
 1. What an operation means stands in `row_values.py`. `row` is that meaning for one record, `columns` for Arrow columns, and `sql` is a text of which Spark
    makes the same. A batch with a row that fails is worked out record by record, so that both fail at the same row with the same words.
-2. `sql` says what Spark would else read in another way: integers are bigint (`3L`; a column of a narrower type is multiplied by `1L` where it is calculated
-   with, else it would overflow at 32 bits), a number with a point is a double (`1.5D`; Spark would read a decimal), names are quoted.
+2. `sql` says what Spark would else read in another way: integers are bigint (`3L`), a number with a point is a double (`1.5D`; Spark would read a decimal),
+   names are quoted. `- 0L` behind an operand changes no value: it makes a bigint of a narrower column, which else would overflow at 32 bits, and keeps the
+   optimizer from calculating with the constants of `(a * 2) * 3` first, which overflows elsewhere.
 3. An expression cannot be changed, and can be pickled. It is neither true nor false: `&`, `|` and `~` stand for and, or, not.
 """
 
@@ -238,7 +239,7 @@ def col(name: str) -> Expression:
     """A column, or a field of a record's value. A path of names leads into a struct: "address.city".
 
     >>> (col("price") * col("quantity") > 3).sql
-    '(((`price` * 1L) * (`quantity` * 1L)) > 3L)'
+    '(((`price` - 0L) * (`quantity` - 0L)) > 3L)'
     """
     path = name.split(".") if all(map(_PLAIN.fullmatch, name.split("."))) else [name]
     return Expression("column", *path)
@@ -332,8 +333,10 @@ def _written(expression: Expression, exact: bool) -> str:
         return ".".join(name if not exact and _PLAIN.fullmatch(name) else f"`{name.replace('`', '``')}`" for name in args)
     parts = [_written(part, exact) for part in expression.parts]
     if exact and op in _CALCULATED:
-        widened = ("column", *BRANCHING)
-        parts = [f"({text} * 1L)" if part.op in widened else text for part, text in zip(expression.parts, parts, strict=True)]
+        kept = {"column", *BRANCHING, *({op} & {"+", "*"})}
+        parts = [
+            f"({told} - 0L)" if one.op in kept or one.kind == NULL else told for one, told in zip(expression.parts, parts, strict=True)
+        ]
     if exact and op == "case":  # Spark does not take a null without a type for a condition
         parts = [
             f"cast({text} as boolean)" if expression.parts[at].kind == NULL and not at % 2 and at + 1 < len(parts) else text
