@@ -34,7 +34,7 @@ class Computation:
     State: Any = dict
     #: How state becomes bytes: `ms.codecs.msgpack` unless this says otherwise.
     codec: Any = None
-    #: True: records older than the low watermark come to `process_record` like all others, and do not count as late.
+    #: True: records older than the low watermark come to `process_record` like all others, and count as late only if it says so (`late`).
     judges_lateness: bool = False
 
     #: The key that the hook is called for.
@@ -43,6 +43,8 @@ class Computation:
     state: Any
     #: This computation's low watermark: no record with an older timestamp is still expected.
     low_watermark: int
+    #: The low watermark before the epoch: what is older was late when it came. BEGINNING where nothing can be.
+    late_before: int
     #: The epoch's wall clock in milliseconds, the same on every retry.
     now: int
 
@@ -58,6 +60,11 @@ class Computation:
 
     def process_late_record(self, record: Record) -> None:
         """Called for a record older than the low watermark. The default drops it; the engine counts it either way."""
+
+    def late(self, record: Record) -> None:
+        """Says that the record at hand is late, where `judges_lateness` leaves that to the hook: it is counted and goes where `late=` of its input says
+        (`process_late_record` where that says nothing), as any late record does. It must not have touched the state."""
+        self._visit.judge_late(record)
 
     def finish_key(self) -> None:
         """Called once for every key that was visited in the epoch, behind its records and timers: for what is to be said once, however many records came.

@@ -14,7 +14,8 @@ Rules
 5. A row that equals a fresh one (default state, no timers, no sub-rows, no hold) is deleted.
 6. At most `MAX_DUE` keys are visited for their timers alone, those with the earliest timers; the rest has its turn in the next epoch, and
    holds the output watermark until then. So a jump of the watermark over millions of keys needs no more memory than an epoch.
-7. A late record goes where its input says: nowhere, to `process_late_record`, or to a stream. It is counted in any case.
+7. A late record goes where its input says: nowhere, to `process_late_record`, or to a stream. It is counted in any case. A computation that judges
+   lateness itself gets it as any other, and sends it the same way with `late`; if its hook then raises, the record is a dead letter and not in that stream.
 8. A hook that raises fails the epoch; or, where the computation has a stream of dead letters, the record or timer goes there and all
    that it changed (state, timers, holds, productions) is undone. The visit is then begun anew, this time with a copy of the state before each
    hook, and with values that no hook has changed: pipelines pay for that only where something fails.
@@ -96,12 +97,14 @@ class Step:
         kind_of = type(computation)
         self.finishes = kind_of.finish_key is not Computation.finish_key
         self.late_before = BEGINNING if computation.judges_lateness else times.late_before
+        self.visit.judge_late = self._judge_late
         computation._visit = self.visit
         if kind_of.produce is Computation.produce:
             computation.produce = self.visit.produce  # type: ignore[method-assign]  # one call less for every production
         if self.finishes:
             computation.later, computation.tally = self.visit.later, self.visit.tally  # type: ignore[method-assign]
         computation.low_watermark = times.low_watermark
+        computation.late_before = times.late_before
         computation.now = times.now
 
     def run(self, arrivals: Arrivals) -> Outcome:
@@ -246,7 +249,16 @@ class Step:
         elif c.finish_key() is not None:  # type: ignore[func-returns-value]
             raise TypeError(RETURNED)
 
-    def _late(self, record: Record) -> None:
+    def _judge_late(self, record: Record) -> None:
+        if not self.computation.judges_lateness or record is not self.visit.cause:
+            raise ValueError(
+                "self.late(record) is for the record at hand, in process_record of a class with judges_lateness = True: others get late records in "
+                "process_late_record"
+            )
+        self._late(record, judged=True)
+
+    def _late(self, record: Record, judged: bool = False) -> None:
+        """judged: a hook is under way, which says so."""
         c, counts = self.computation, self.counts
         stream = record.stream
         counts.late += 1
@@ -258,13 +270,14 @@ class Step:
         self.visit.cause = record
         way = self.wiring.late.get(stream, HOOK)
         if way == HOOK:
-            if self.careful:
+            if self.careful and not judged:
                 self._carefully(c.process_late_record, record)
             elif c.process_late_record(record) is not None:  # type: ignore[func-returns-value]
                 raise TypeError(RETURNED)
         elif way != DROP:
             self._emit(way, {**described(record), "low_watermark": self.times.late_before})
-            self.saved = None
+            if not judged:
+                self.saved = None
 
     # --- dead letters
 
