@@ -88,7 +88,7 @@ def run_step(
     kind = StateKind(computation, codec)
     wiring = Wiring(name, tuple(streams), frozenset(same_key), dead_letters=dead_letters, late=late or {})
     times = Times(now, late_before, low, epoch, least, least, scans=scans or {})
-    step = Step(wiring, computation, kind, store, times, msgpack.encoder())
+    step = Step(wiring, computation, kind, store, times, msgpack.encoder(), msgpack.decoder(object))
     outcome = step.run(Arrivals.of(arrivals(records) if rows is None else rows))
     if hasattr(store, "apply"):
         store.apply(outcome.delta)

@@ -77,7 +77,14 @@ class Step:
     """Runs one computation on one shard for one epoch. Use once."""
 
     def __init__(
-        self, wiring: Wiring, computation: Computation, kind: StateKind, store: Store, times: Times, encode_value: Callable[[Any], bytes]
+        self,
+        wiring: Wiring,
+        computation: Computation,
+        kind: StateKind,
+        store: Store,
+        times: Times,
+        encode_value: Callable[[Any], bytes],
+        decode_value: Callable[[bytes], Any],
     ) -> None:
         self.wiring = wiring
         self.name = wiring.name
@@ -93,7 +100,7 @@ class Step:
         self.searching = False  # which of them it was
         # A key as it was before a hook: its visit, its state, the changes of its maps.
         self.saved: tuple[Saved, bytes, list[dict[bytes, Any]]] | None = None
-        self.visit = Visit(wiring, times, encode_value)
+        self.visit = Visit(wiring, times, encode_value, decode_value)
         kind_of = type(computation)
         self.finishes = kind_of.finish_key is not Computation.finish_key
         self.late_before = BEGINNING if computation.judges_lateness else times.late_before

@@ -46,6 +46,7 @@ class Visit:
         "cause",  # the record or timer at hand
         "circling",  # part of a cycle
         "counted",  # the cause that ordinals count for
+        "decode",
         "default_stream",
         "due",  # low-watermark timers that are due, latest first; may hold some cancelled since
         "encode",
@@ -77,11 +78,11 @@ class Visit:
         "wall_time",  # the event time that a wall-clock timer, or the end of a visit, stands for
     )
 
-    def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes]) -> None:
+    def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
         self.builds = times.builds
         self.circling = wiring.circling
         self.default_stream = wiring.streams[0] if len(wiring.streams) == 1 else None
-        self.encode = encode
+        self.encode, self.decode = encode, decode  # values, as the pipeline's codec has it
         self.epoch = times.epoch
         self.gathered: list[tuple[Hashable, Any, int]] = []
         self.gatherer = b""

@@ -123,7 +123,7 @@ class Compiled:
             here = self._handed_over([p for stream in fused for p in inside.get(stream, ())]) if fused else arrivals.get(name)
             computation, kind = self.make(name)
             began = perf_counter()
-            step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value)
+            step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value, self.decode_value)
             step.visit.guards = guards
             self.running = step
             outcomes[name] = outcome = step.run(here or Arrivals.none())
