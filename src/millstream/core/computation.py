@@ -3,8 +3,8 @@
 The step binds `key` and `state` before it calls a hook and reads `state`, timers and productions after the key's last hook of the
 epoch. The rules of timers, holds and productions are kept by `core/visit.py`.
 
-Hooks, in their order: `process_record` (or `process_late_record`) and `process_timer` as time has it; `finish_key` once per visited key, behind them;
-`finish_epoch` once per shard and epoch, behind all keys.
+Hooks, in their order: `process_record` (or `process_late_record`), `process_timer` and `process_expiry` as time has it; `finish_key` once per
+visited key, behind them; `finish_epoch` once per shard and epoch, behind all keys.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class Computation:
 
         What it produces has by default the timestamp of the newest of them. If it raises and there are dead letters, what it did is undone, and what
         the records did stays."""
+
+    def process_expiry(self) -> None:
+        """Called before a row goes that nothing has come to for the time that `expire=` says. It may read the state and produce; its cause is a timer of
+        that time. All that it leaves in the state goes."""
 
     def finish_epoch(self, gathered: Sequence[tuple[Hashable, Any, int]]) -> None:
         """Called once per shard and epoch, if any key has called `later`: for what is to be sent once for many keys.

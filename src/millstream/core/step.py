@@ -42,6 +42,7 @@ import msgspec
 from millstream.core.arrivals import Arrivals, Rejected, wrong_time
 from millstream.core.backfill import scan_entry, settled
 from millstream.core.computation import Computation
+from millstream.core.expiry import EXPIRE, Expiry
 from millstream.core.keys import key_of
 from millstream.core.keyspace import (
     HOLD,
@@ -101,6 +102,7 @@ class Step:
         # A key as it was before a hook: its visit, its state, the changes of its maps.
         self.saved: tuple[Saved, bytes, list[dict[bytes, Any]]] | None = None
         self.visit = Visit(wiring, times, encode_value, decode_value)
+        self.expiry = None if wiring.expire is None else Expiry(self, *wiring.expire)
         kind_of = type(computation)
         self.finishes = kind_of.finish_key is not Computation.finish_key
         self.late_before = BEGINNING if computation.judges_lateness else times.late_before
@@ -215,13 +217,16 @@ class Step:
             if self.has_maps:
                 for field, sub in kind.maps(c.state):
                     sub.bind(self.store, sub_prefix(row_key, field), kind.encode_sub, kind.decode_sub)
+            if self.expiry is not None:
+                self.expiry.begin(row)
             if at < stop:
                 timestamps, index, batches, source = arrivals.timestamps, arrivals.index, arrivals.batches, arrivals.source
                 late_before = self.late_before
                 while at < stop and timestamps[at] < late_before:
                     self._late(Record(key, timestamps[at], batches[source[at] if source else 0], index[at]))
                     at += 1
-                process = c.process_record if not self.careful else partial(self._carefully, c.process_record)
+                process: Callable[[Record], Any] = c.process_record if not self.careful else partial(self._carefully, c.process_record)
+                process = process if self.expiry is None else self.expiry.guarded(process)
                 batch = batches[0]
                 for position in range(at, stop):
                     time = timestamps[position]
@@ -250,10 +255,13 @@ class Step:
 
     def _finish_key(self, newest: int) -> None:
         c = self.computation
-        cause = self.visit.finish(newest)
+        self.call(lambda _: c.finish_key(), self.visit.finish(newest))
+
+    def call(self, hook: Callable[[Any], None], cause: Record | Timer) -> None:
+        """Calls a hook, with or without a look at what it does."""
         if self.careful:
-            self._carefully(lambda _: c.finish_key(), cause)
-        elif c.finish_key() is not None:  # type: ignore[func-returns-value]
+            self._carefully(hook, cause)
+        elif hook(cause) is not None:  # type: ignore[func-returns-value]
             raise TypeError(RETURNED)
 
     def _judge_late(self, record: Record) -> None:
@@ -366,6 +374,8 @@ class Step:
 
     def _write(self, row_key: bytes, row_entry: bytes, raw: bytes | None, row: Row | None) -> None:
         c, visit, kind, counts, delta = self.computation, self.visit, self.kind, self.counts, self.delta
+        if self.expiry is not None:
+            self.expiry.lift()
         low = sorted(visit.low) if visit.low else []
         wall = sorted(visit.wall) if visit.wall else []
         holds = sorted((hold, *of) for of, hold in visit.holds.items()) if visit.holds else []
@@ -377,11 +387,12 @@ class Step:
         for sub in maps:
             delta.update(sub.changes())
             alive = alive or not sub.is_empty()  # asked last: it is dear to say
+        newest = self.expiry.keep(low, wall) if alive and self.expiry is not None else None
         counts.timers += len(low) + len(wall)
         if row is not None:
             counts.timers -= len(row.low) + len(row.wall)
         if alive:
-            new = encode_row(Row(encoded, low, wall, holds))
+            new = encode_row((encoded, low, wall, holds) if newest is None else (encoded, low, wall, holds, newest))
             if new != raw:
                 delta[row_entry] = new
                 counts.keys += raw is None
@@ -447,10 +458,10 @@ class Step:
         self.counts.fired += 1
         if visit.firings > MAX_FIRINGS:
             raise RuntimeError(f"more than {MAX_FIRINGS} timers fired in one visit: a timer keeps setting one that is already due")
-        if self.careful:
-            self._carefully(self.computation.process_timer, timer)
-        elif self.computation.process_timer(timer) is not None:  # type: ignore[func-returns-value]
-            raise TypeError(RETURNED)
+        if timer.tag != EXPIRE:
+            self.call(self.computation.process_timer, timer)
+        elif self.expiry is not None:
+            self.expiry.fire(timer)
 
     def _earliest(self, kind: bytes, start: bytes) -> tuple[int | None, bytes | None]:
         """The earliest timer or hold left, and its row key: in the store and not deleted, or new in the delta."""

@@ -69,6 +69,7 @@ class Compiled:
                 late=spec.late_streams,
                 dead_letters=spec.dead_letters,
                 circling=spec.name in self.topology.cycle_of,
+                expire=spec.expire,
             )
             for spec in self.topology.computations
         }
@@ -193,7 +194,7 @@ def check_hooks(name: str, computation: Computation) -> None:
             raise DefinitionError(
                 f"computation {name!r}: {cls.__name__}.{taken[0]} is a name that Millstream uses itself: give it another, without the underscore"
             )
-    for hook in ("process_record", "process_timer", "process_late_record"):
+    for hook in ("process_record", "process_timer", "process_late_record", "process_expiry"):
         function = getattr(computation, hook)
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             what = "is async" if not inspect.isgeneratorfunction(function) else "has a yield"
