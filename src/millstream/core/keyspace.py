@@ -82,8 +82,14 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     newest: int | None = None  # where rows expire: the time of its newest record, rounded up (core/expiry.py)
 
 
-encode_row = msgspec.msgpack.Encoder().encode  # also of a tuple of the fields; the step leaves out `newest` where there is none
+encode_fields = msgspec.msgpack.Encoder().encode  # those of a row, as a tuple
 decode_row = msgspec.msgpack.Decoder(Row).decode
+
+
+def encode_row(row: Row) -> bytes:
+    """A row as the step writes it: without `newest` where there is none."""
+    fields = (row.state, row.low, row.wall, row.holds)
+    return encode_fields(fields if row.newest is None else (*fields, row.newest))
 
 
 def timer_entry(kind: bytes, time: int, row_key: bytes) -> bytes:

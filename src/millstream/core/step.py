@@ -53,7 +53,7 @@ from millstream.core.keyspace import (
     Store,
     after,
     decode_row,
-    encode_row,
+    encode_fields,
     sub_prefix,
     timer_entry,
     timer_row_key,
@@ -392,7 +392,7 @@ class Step:
         if row is not None:
             counts.timers -= len(row.low) + len(row.wall)
         if alive:
-            new = encode_row((encoded, low, wall, holds) if newest is None else (encoded, low, wall, holds, newest))
+            new = encode_fields((encoded, low, wall, holds) if newest is None else (encoded, low, wall, holds, newest))
             if new != raw:
                 delta[row_entry] = new
                 counts.keys += raw is None
