@@ -123,6 +123,22 @@ def test_quix_as_of_is_by_event_time_not_by_arrival() -> None:
     assert pair_ids(runner) == [("l", "newer, and later", 100)]
 
 
+def test_back_includes_its_end_and_keeps_the_current_record_for_it() -> None:
+    """99 is told at 100, and 75 may still be needed by 100."""
+    runner = runner_of(joined(AsOfJoin, 25, delay=0), ("right", row(75, "r")), ("left", row(99, "l")), ("right", row(100, "x", "z")))
+    for pushed in (("left", row(100, "m")), ("left", row(101, "n"))):
+        runner.push(*pushed)
+        runner.run()
+    runner.drain()
+    assert pair_ids(runner) == [("l", "r", 99), ("m", "r", 100), ("n", None, 101)]
+
+
+def test_what_was_told_is_remembered_as_long_as_it_can_be_repeated() -> None:
+    runner = runner_of(single(Deduplicate, 2, delay=0), ("left", row(100, "a")), ("left", row(102, "b")), ("left", row(103, "c")))
+    runner.run()
+    assert [one.id for one in runner.records("out")] == ["a", "b"]
+
+
 # --- lateness
 
 

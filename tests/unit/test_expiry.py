@@ -187,6 +187,34 @@ def test_a_row_set_in_the_past_does_not_hold_time_back() -> None:
     assert runner._engine.standings["op"].output == 1_000
 
 
+def test_a_row_that_comes_together_with_a_jump_of_time_goes_in_the_same_epoch() -> None:
+    runner = LocalRunner(pipeline())
+    runner._engine.progress["in"].watermark = 1_000
+    runner.push("in", row(100), row(150), row(990, "b"))
+    runner.epoch()
+    assert runner.output("out") == [("a", 1, 100), ("a", 2, 150), ("a", ["bye", 2], 230), ("b", 1, 990)]
+    assert set(runner.state("op")) == {"b"}
+
+
+def test_a_jump_over_many_rows_is_taken_in_portions_and_nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.core.step.MAX_DUE", 3)
+    p = pipeline()
+    p.compute(Latest, "out", key=lambda record: "all", name="latest")
+    runner = LocalRunner(p, shards=1)
+    runner.push("in", *[row(100 + n, f"k{n}") for n in range(20)])
+    runner.epoch()
+    runner.advance_watermark("in", 5_000)
+    assert runner.late("latest") == 0 and runner.state("op") == {}
+    assert sorted(at for _, value, at in runner.output("out") if value == ["bye", 1]) == [180, *[190] * 10, *[200] * 9]
+
+
+class Latest(ms.Computation):
+    State = int
+
+    def process_record(self, record: ms.Record) -> None:
+        self.state = max(self.state, record.timestamp)
+
+
 # --- by the clock
 
 
@@ -236,6 +264,30 @@ def test_a_farewell_that_raises_is_a_dead_letter_and_the_row_goes_nevertheless()
     letters = [value for _, value, _ in runner.output("op.dead-letters")]
     assert [letter["error"] for letter in letters] == ["ValueError: no farewell", "ValueError: later"]
     assert letters[0]["timer"] == [LOW, EXPIRE, 180]
+
+
+def test_a_record_that_is_a_dead_letter_leaves_the_row_expired_before_it() -> None:
+    class Raises(Count):
+        def process_record(self, record: ms.Record) -> None:
+            super().process_record(record)
+            if record.timestamp == 400:
+                raise ValueError("not this one")
+
+    runner = LocalRunner(pipeline(computation=Raises, on_error=ms.DEAD_LETTER))
+    runner.push("in", row(100), row(400), row(401))
+    runner.epoch()
+    assert [value for _, value, _ in runner.output("out")] == [1, ["bye", 1], 1] and runner.state("op", "a") == 1
+
+
+def test_a_shorter_time_holds_from_the_next_visit_on_and_does_not_hold_time_back() -> None:
+    runner = runner_of(pipeline("8s"), row(100), row(3_000, "b"), row(3_001, "c"))
+    runner.become(pipeline("80ms"))
+    runner._engine.progress["in"].watermark = 3_001
+    assert [timer.time for timer in runner.timers("op", "b")] == [11_000]
+    runner.push("in", row(3_010, "b"))
+    runner.run()
+    assert [timer.time for timer in runner.timers("op", "b")] == [3_090]
+    assert runner._engine.standings["op"].output == 3_010
 
 
 def test_rows_of_a_program_without_expire_begin_with_their_next_visit() -> None:

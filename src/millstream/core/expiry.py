@@ -55,6 +55,7 @@ class Expiry:
     def guarded(self, process: Callable[[Record], Any]) -> Callable[[Record], Any]:
         """`process_record`, before which the row may expire."""
         by_clock, now, visit = self.by_clock, self.step.times.now, self.step.visit
+        until = BEGINNING if by_clock or self.has_ended else visit.low_watermark
 
         def process_guarded(record: Record) -> Any:
             time = now if by_clock else record.timestamp
@@ -63,6 +64,10 @@ class Expiry:
                 visit.cause = record
             if (self.newest is None or time > self.newest) and record.timestamp >= self.step.times.late_before:
                 self.newest = self._rounded(time)
+                if self.newest + self.after <= until:
+                    visit.set_timer(
+                        EXPIRE, self.newest + self.after, LOW_WATERMARK, None
+                    )  # time has gone on already: it goes in this visit
             return process(record)
 
         return process_guarded
@@ -92,8 +97,8 @@ class Expiry:
             self.newest = self._rounded(since)
         if self.newest is not None:
             timer = self.timer
-            if timer is None and not self.has_ended:
-                timer = max(self.newest + self.after, since + 1)  # one in the past would hold time back until it has had its turn
+            if not self.has_ended:  # one in the past would hold time back until it has had its turn; one too late is of a longer `expire=`
+                timer = min(END if timer is None else timer, max(self.newest + self.after, since + 1))
             if timer is not None and timer < END:
                 insort(wall if self.by_clock else low, (timer, EXPIRE))
         return self.newest
@@ -104,7 +109,6 @@ class Expiry:
     def _expire(self, timer: Timer) -> None:
         step, visit, c = self.step, self.step.visit, self.step.computation
         visit.cause = timer
-        visit.firings += 1
         low = visit.low_watermark
         visit.wall_time = low if BEGINNING < low < END else timer.time
         step.call(lambda _: c.process_expiry(), timer)
