@@ -13,7 +13,7 @@ from millstream.core.computation import Computation, Forward
 from millstream.core.dedup import Dedup
 from millstream.core.outcome import DROP, HOOK
 from millstream.core.statekind import Codec
-from millstream.core.time import Duration, duration
+from millstream.core.time import LOW_WATERMARK, WALL_CLOCK, Duration, duration
 from millstream.core.topology import (
     DEAD_LETTER,
     FAIL,
@@ -157,6 +157,7 @@ class Pipeline:
         slow_after: Duration = "1s",
         late: str | Mapping[str, str] | None = None,
         on_error: str = FAIL,
+        expire: Duration | tuple[Duration, str] | None = None,
     ) -> Any:
         """Runs a computation on one or several streams.
 
@@ -172,7 +173,8 @@ class Pipeline:
         each stream its own, and `stream.via(...)` one consumer. late: for late records, `ms.DROP`, or the name of a stream
         that gets them; without it they go to `process_late_record`; a dict gives each input its own. on_error: `ms.DEAD_LETTER` sends what makes a hook
         raise, and records that no hook can be called with (a null key or timestamp, a row that does not fit its source's schema), to the stream
-        `<name>.dead-letters`; without it the epoch fails.
+        `<name>.dead-letters`; without it the epoch fails. expire: for how long a key is kept that no record comes to, by event time, or, as
+        ("30d", ms.WALL_CLOCK), by the clock.
         """
         name = self._name_of(computation, name)
         given = self._inputs(name, inputs, key, late)
@@ -194,6 +196,7 @@ class Pipeline:
             },
             slow_after=duration(slow_after),
             dead_letters=dead_letters(name) if on_error == DEAD_LETTER else None,
+            expire=_expiry(name, expire),
         )
         self._computations.append(spec)
         made = tuple(Stream(output, self) for output in outputs)
@@ -502,6 +505,15 @@ def _by_stream(computation: str, option: str, given: Any, streams: Sequence[str]
     if unknown:
         raise DefinitionError(f"computation {computation!r}: {option}= names the streams {unknown}, which it does not {does}")
     return dict(given)
+
+
+def _expiry(computation: str, given: Any) -> tuple[int, str] | None:
+    if given is None:
+        return None
+    after, kind = given if isinstance(given, tuple) and len(given) == 2 else (given, LOW_WATERMARK)
+    if kind not in (LOW_WATERMARK, WALL_CLOCK) or duration(after) <= 0:
+        raise DefinitionError(f"computation {computation!r}: expire={given!r}: give a time such as '30d', or ('30d', ms.WALL_CLOCK)")
+    return duration(after), kind
 
 
 def _production(kind: str, who: str) -> str:

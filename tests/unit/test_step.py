@@ -715,8 +715,10 @@ class Back(ms.Computation):
     def process_record(self, record):
         self.produce("v", timestamp=record.timestamp + record.value)
 
+    back = 1
+
     def process_timer(self, timer):
-        self.produce("v", timestamp=timer.time - 1)
+        self.produce("v", timestamp=timer.time - self.back)
 
 
 def test_a_production_older_than_its_record_is_a_hook_error():
@@ -726,13 +728,89 @@ def test_a_production_older_than_its_record_is_a_hook_error():
     assert production.timestamp == 7
 
 
-def test_a_production_older_than_its_timer_is_a_hook_error():
-    class Late(Back):
-        def process_record(self, record):
-            self.set_timer("t", 5)
+class SetsFive(Back):
+    kind = LOW
 
+    def process_record(self, record):
+        self.set_timer("t", 5, self.kind)
+
+
+def test_a_low_watermark_timer_may_produce_just_before_its_time():
+    (production,) = run_step(SetsFive(), [("k", 0, "r", None)], low=5).productions
+    assert production.timestamp == 4
+
+
+def test_a_production_older_than_that_is_a_hook_error():
+    timer = SetsFive()
+    timer.back = 2
     with pytest.raises(HookError, match=r"computation 'C', key 'k'.*may not go back"):
-        run_step(Late(), [("k", 0, "r", None)], low=5)
+        run_step(timer, [("k", 0, "r", None)], low=5)
+    timer.back, timer.kind = 1, WALL
+    with pytest.raises(HookError, match=r"computation 'C', key 'k'.*may not go back"):
+        run_step(timer, [("k", 0, "r", None)], now=5)
+
+
+# --- who judges lateness
+
+
+class Judge(ms.Computation):
+    """Takes what is at most 10 older than the low watermark."""
+
+    State = list
+    judges_lateness = True
+
+    def process_record(self, record):
+        if record.timestamp < self.late_before - 10:
+            self.late(record)
+            if record.value == "raise":
+                raise ValueError("behind it")
+            return
+        self.state.append(record.timestamp)
+
+
+class Kept(Judge):
+    def process_late_record(self, record):
+        self.produce(record.timestamp)
+
+
+LATE_ROWS = [("k", 9, "a", 1), ("k", 19, "b", 1), ("k", 20, "c", 1), ("k", 35, "d", 1)]
+
+
+@pytest.mark.parametrize(
+    ("computation", "way", "said"), [(Judge, "drop", []), (Judge, "aside", [9, 19]), (Kept, "hook", [30, 30]), (Kept, "drop", [])]
+)
+def test_what_a_hook_calls_late_is_counted_and_goes_where_the_input_says(computation, way, said):
+    store = MemoryStore()
+    times = {"late_before": 30, "low": 40, "least": 30}
+    outcome = run_step(computation(), LATE_ROWS, store=store, late={"in": way}, **times)
+    assert (outcome.counts.late, outcome.counts.late_by, [one.timestamp for one in outcome.counts.last_late]) == (2, {"in": 2}, [9, 19])
+    assert events_of(store, "k") == [20, 35]
+    told = [msgpack.decoder(object)(p.body) for p in outcome.productions]
+    assert [one["timestamp"] for one in told] == said if way == "aside" else [p.timestamp for p in outcome.productions] == said
+    alone = run_step(computation(), LATE_ROWS[:2], late={"in": way}, **times)
+    assert alone.delta == {}, "a key with late records only has no row"
+
+
+def events_of(store: MemoryStore, key: Any) -> Any:
+    return msgpack.decoder(list)(decode_row(store.get(ROW + key_bytes(key))).state)
+
+
+def test_a_hook_that_raises_behind_a_late_record_makes_it_a_dead_letter_and_no_late_record():
+    rows = [("k", 9, "a", "raise"), ("k", 10, "b", 1), ("k", 35, "d", 1)]
+    outcome = run_step(Judge(), rows, late_before=30, low=40, late={"in": "aside"}, dead_letters="dead")
+    assert [(p.stream, msgpack.decoder(object)(p.body)["timestamp"]) for p in outcome.productions] == [("dead", 9), ("aside", 10)]
+
+
+@pytest.mark.parametrize("judges", [True, False])
+def test_only_the_record_at_hand_can_be_late_and_only_where_the_hook_judges(judges):
+    class Wrong(ms.Computation):
+        judges_lateness = judges
+
+        def process_record(self, record):
+            self.late(record.anew() if judges else record)
+
+    with pytest.raises(HookError, match=r"self.late\(record\) is for the record at hand"):
+        run_step(Wrong(), [("k", 1, "a", 1)])
 
 
 def test_a_production_without_key_and_timestamp_has_those_of_its_cause():

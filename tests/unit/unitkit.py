@@ -80,12 +80,16 @@ def run_step(
     epoch: int = 0,
     dead_letters: str | None = None,
     scans: dict[str, int] | None = None,
+    least: int = BEGINNING,
+    late: dict[str, str] | None = None,
+    expire: tuple[int, str] | None = None,
 ) -> Outcome:
     """One step by hand; applies the delta if the store can take it."""
     store = MemoryStore() if store is None else store
     kind = StateKind(computation, codec)
-    wiring = Wiring(name, tuple(streams), frozenset(same_key), dead_letters=dead_letters)
-    step = Step(wiring, computation, kind, store, Times(now, late_before, low, epoch, scans=scans or {}), msgpack.encoder())
+    wiring = Wiring(name, tuple(streams), frozenset(same_key), dead_letters=dead_letters, late=late or {}, expire=expire)
+    times = Times(now, late_before, low, epoch, least, least, scans=scans or {})
+    step = Step(wiring, computation, kind, store, times, msgpack.encoder(), msgpack.decoder(object))
     outcome = step.run(Arrivals.of(arrivals(records) if rows is None else rows))
     if hasattr(store, "apply"):
         store.apply(outcome.delta)

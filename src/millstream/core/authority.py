@@ -5,8 +5,8 @@
 Rules
 1. It never goes back: each value is at least the one before.
 2. *Output*: what a computation's streams promise. It is the low watermark, held back by timestamped state, by timers that hold it,
-   and by timers that are due and did not get their turn yet, or may not get it (where a shard has more than an epoch may fire). A
-   production below the output of the epoch before is an error.
+   and by timers that are due and did not get their turn yet, or may not get it (where a shard has more than an epoch may fire). A timer at t may
+   produce at t - 1, so that is what it holds. A production below the output of the epoch before is an error.
 3. Over a weak edge productions arrive in the epoch that makes them, so the consumer follows the producer's output of the same epoch.
 4. Over a stored edge (strong, or adaptive while it stores) they arrive one epoch later, so the consumer follows the producer's output
    of the epoch before. Everything then pending is at least as new as the consumer's low watermark: pending work is accounted for.
@@ -70,7 +70,7 @@ def propagate(
             )
         low = max(low, was.low)
         overdue = was.next_low if was.next_low is not None and was.next_low <= (low if was.crowded else was.low) else None
-        output = min(time for time in (low, was.held, overdue) if time is not None)
+        output = min(time for time in (low, was.held, overdue if overdue is None else overdue - 1) if time is not None)
         result[spec.name] = msgspec.structs.replace(was, low=low, output=max(output, was.output))
     return result
 
@@ -162,7 +162,7 @@ def holder(
             if one.held is not None and one.held <= one.low:
                 candidates.append((one.held, False, "state", producer))
             elif one.next_low is not None and one.next_low <= one.low:
-                candidates.append((one.next_low, False, "timer", producer))
+                candidates.append((one.next_low - 1, False, "timer", producer))
             if producer not in path:
                 candidates.append((one.output, True, "computation", producer))
         if not candidates:
@@ -178,5 +178,7 @@ def holder(
         elif what == "state":
             text = f"a hold at {describe(time)} by {keys.get(name, 'a key')} of computation {name!r}"
         else:
-            text = f"a timer at {describe(time)} of {keys.get(name, 'a key')} of computation {name!r} that is due and has not had its turn"
+            text = (
+                f"a timer at {describe(time + 1)} of {keys.get(name, 'a key')} of computation {name!r} that is due and has not had its turn"
+            )
         return Holder(what, name, time, path, text, keys.get(name, "") if what in ("state", "timer") else "")

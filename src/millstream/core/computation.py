@@ -3,8 +3,8 @@
 The step binds `key` and `state` before it calls a hook and reads `state`, timers and productions after the key's last hook of the
 epoch. The rules of timers, holds and productions are kept by `core/visit.py`.
 
-Hooks, in their order: `process_record` (or `process_late_record`) and `process_timer` as time has it; `finish_key` once per visited key, behind them;
-`finish_epoch` once per shard and epoch, behind all keys.
+Hooks, in their order: `process_record` (or `process_late_record`), `process_timer` and `process_expiry` as time has it; `finish_key` once per
+visited key, behind them; `finish_epoch` once per shard and epoch, behind all keys.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Computation:
     State: Any = dict
     #: How state becomes bytes: `ms.codecs.msgpack` unless this says otherwise.
     codec: Any = None
-    #: True: records older than the low watermark come to `process_record` like all others, and do not count as late.
+    #: True: records older than the low watermark come to `process_record` like all others, and count as late only if it says so (`late`).
     judges_lateness: bool = False
 
     #: True: the whole shard's rows come at once, to `run_columns`, and no hook is called (`operators/`).
@@ -46,6 +46,8 @@ class Computation:
     state: Any
     #: This computation's low watermark: no record with an older timestamp is still expected.
     low_watermark: int
+    #: The low watermark before the epoch: what is older was late when it came. BEGINNING where nothing can be.
+    late_before: int
     #: The epoch's wall clock in milliseconds, the same on every retry.
     now: int
 
@@ -62,11 +64,20 @@ class Computation:
     def process_late_record(self, record: Record) -> None:
         """Called for a record older than the low watermark. The default drops it; the engine counts it either way."""
 
+    def late(self, record: Record) -> None:
+        """Says that the record at hand is late, where `judges_lateness` leaves that to the hook: it is counted and goes where `late=` of its input says
+        (`process_late_record` where that says nothing), as any late record does. It must not have touched the state."""
+        self._visit.judge_late(record)
+
     def finish_key(self) -> None:
         """Called once for every key that was visited in the epoch, behind its records and timers: for what is to be said once, however many records came.
 
         What it produces has by default the timestamp of the newest of them. If it raises and there are dead letters, what it did is undone, and what
         the records did stays."""
+
+    def process_expiry(self) -> None:
+        """Called before a row goes that nothing has come to for the time that `expire=` says. It may read the state and produce; its cause is a timer of
+        that time. All that it leaves in the state goes."""
 
     def finish_epoch(self, gathered: Sequence[tuple[Hashable, Any, int]]) -> None:
         """Called once per shard and epoch, if any key has called `later`: for what is to be sent once for many keys.

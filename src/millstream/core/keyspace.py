@@ -2,7 +2,7 @@
 
 Everything that one computation keeps for one shard lives in one ordered map from bytes to bytes. Five kinds of entries:
 
-    R <row key>                                 → Row: state, low-watermark timers, wall-clock timers, holds
+    R <row key>                                 → Row: state, low-watermark timers, wall-clock timers, holds, newest record
     M <len> <row key> <field> 0 <sub-key>       → one entry of a MapState
     T <kind> <time> <row key>                   → nothing: the *earliest* timer (or hold) of that kind of that key
     D <stream> 0 <span> <epoch> ...             → ids of injected records (core/dedup.py)
@@ -79,10 +79,17 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     low: list[tuple[int, str]] = []
     wall: list[tuple[int, str]] = []
     holds: list[tuple[int, str, int, str]] = []  # timestamp, then the timer's kind, time and tag, or STATE_HOLD
+    newest: int | None = None  # where rows expire: the time of its newest record, rounded up (core/expiry.py)
 
 
-encode_row = msgspec.msgpack.Encoder().encode
+encode_fields = msgspec.msgpack.Encoder().encode  # those of a row, as a tuple
 decode_row = msgspec.msgpack.Decoder(Row).decode
+
+
+def encode_row(row: Row) -> bytes:
+    """A row as the step writes it: without `newest` where there is none."""
+    fields = (row.state, row.low, row.wall, row.holds)
+    return encode_fields(fields if row.newest is None else (*fields, row.newest))
 
 
 def timer_entry(kind: bytes, time: int, row_key: bytes) -> bytes:

@@ -40,6 +40,7 @@ class Wiring(msgspec.Struct, frozen=True):
     late: dict[str, str] = {}  # by input: DROP, HOOK or a stream
     dead_letters: str | None = None
     circling: bool = False  # part of a cycle
+    expire: tuple[int, str] | None = None  # for how long rows are kept, and by which time (core/expiry.py)
 
 
 class LateRecord(msgspec.Struct):

@@ -14,7 +14,8 @@ Rules
 5. A row that equals a fresh one (default state, no timers, no sub-rows, no hold) is deleted.
 6. At most `MAX_DUE` keys are visited for their timers alone, those with the earliest timers; the rest has its turn in the next epoch, and
    holds the output watermark until then. So a jump of the watermark over millions of keys needs no more memory than an epoch.
-7. A late record goes where its input says: nowhere, to `process_late_record`, or to a stream. It is counted in any case.
+7. A late record goes where its input says: nowhere, to `process_late_record`, or to a stream. It is counted in any case. A computation that judges
+   lateness itself gets it as any other, and sends it the same way with `late`; if its hook then raises, the record is a dead letter and not in that stream.
 8. A hook that raises fails the epoch; or, where the computation has a stream of dead letters, the record or timer goes there and all
    that it changed (state, timers, holds, productions) is undone. The visit is then begun anew, this time with a copy of the state before each
    hook, and with values that no hook has changed: pipelines pay for that only where something fails.
@@ -41,6 +42,7 @@ import msgspec
 from millstream.core.arrivals import Arrivals, OperatorInput, Rejected, wrong_time
 from millstream.core.backfill import scan_entry, settled
 from millstream.core.computation import Computation
+from millstream.core.expiry import EXPIRE, Expiry
 from millstream.core.keys import key_bytes, key_of
 from millstream.core.keyspace import (
     HOLD,
@@ -51,7 +53,7 @@ from millstream.core.keyspace import (
     Store,
     after,
     decode_row,
-    encode_row,
+    encode_fields,
     sub_prefix,
     timer_entry,
     timer_row_key,
@@ -76,7 +78,14 @@ class Step:
     """Runs one computation on one shard for one epoch. Use once."""
 
     def __init__(
-        self, wiring: Wiring, computation: Computation, kind: StateKind, store: Store, times: Times, encode_value: Callable[[Any], bytes]
+        self,
+        wiring: Wiring,
+        computation: Computation,
+        kind: StateKind,
+        store: Store,
+        times: Times,
+        encode_value: Callable[[Any], bytes],
+        decode_value: Callable[[bytes], Any],
     ) -> None:
         self.wiring = wiring
         self.name = wiring.name
@@ -92,16 +101,19 @@ class Step:
         self.searching = False  # which of them it was
         # A key as it was before a hook: its visit, its state, the changes of its maps.
         self.saved: tuple[Saved, bytes, list[dict[bytes, Any]]] | None = None
-        self.visit = Visit(wiring, times, encode_value)
+        self.visit = Visit(wiring, times, encode_value, decode_value)
+        self.expiry = None if wiring.expire is None else Expiry(self, *wiring.expire)
         kind_of = type(computation)
         self.finishes = kind_of.finish_key is not Computation.finish_key
         self.late_before = BEGINNING if computation.judges_lateness else times.late_before
+        self.visit.judge_late = self._judge_late
         computation._visit = self.visit
         if kind_of.produce is Computation.produce:
             computation.produce = self.visit.produce  # type: ignore[method-assign]  # one call less for every production
         if self.finishes:
             computation.later, computation.tally = self.visit.later, self.visit.tally  # type: ignore[method-assign]
         computation.low_watermark = times.low_watermark
+        computation.late_before = times.late_before
         computation.now = times.now
 
     def run(self, arrivals: Arrivals | OperatorInput) -> Outcome:
@@ -208,13 +220,16 @@ class Step:
             if self.has_maps:
                 for field, sub in kind.maps(c.state):
                     sub.bind(self.store, sub_prefix(row_key, field), kind.encode_sub, kind.decode_sub)
+            if self.expiry is not None:
+                self.expiry.begin(row)
             if at < stop:
                 timestamps, index, batches, source = arrivals.timestamps, arrivals.index, arrivals.batches, arrivals.source
                 late_before = self.late_before
                 while at < stop and timestamps[at] < late_before:
                     self._late(Record(key, timestamps[at], batches[source[at] if source else 0], index[at]))
                     at += 1
-                process = c.process_record if not self.careful else partial(self._carefully, c.process_record)
+                process: Callable[[Record], Any] = c.process_record if not self.careful else partial(self._carefully, c.process_record)
+                process = process if self.expiry is None else self.expiry.guarded(process)
                 batch = batches[0]
                 for position in range(at, stop):
                     time = timestamps[position]
@@ -243,13 +258,25 @@ class Step:
 
     def _finish_key(self, newest: int) -> None:
         c = self.computation
-        cause = self.visit.finish(newest)
+        self.call(lambda _: c.finish_key(), self.visit.finish(newest))
+
+    def call(self, hook: Callable[[Any], None], cause: Record | Timer) -> None:
+        """Calls a hook, with or without a look at what it does."""
         if self.careful:
-            self._carefully(lambda _: c.finish_key(), cause)
-        elif c.finish_key() is not None:  # type: ignore[func-returns-value]
+            self._carefully(hook, cause)
+        elif hook(cause) is not None:  # type: ignore[func-returns-value]
             raise TypeError(RETURNED)
 
-    def _late(self, record: Record) -> None:
+    def _judge_late(self, record: Record) -> None:
+        if not self.computation.judges_lateness or record is not self.visit.cause:
+            raise ValueError(
+                "self.late(record) is for the record at hand, in process_record of a class with judges_lateness = True: others get late records in "
+                "process_late_record"
+            )
+        self._late(record, judged=True)
+
+    def _late(self, record: Record, judged: bool = False) -> None:
+        """judged: a hook is under way, which says so."""
         c, counts = self.computation, self.counts
         stream = record.stream
         counts.late += 1
@@ -261,13 +288,14 @@ class Step:
         self.visit.cause = record
         way = self.wiring.late.get(stream, HOOK)
         if way == HOOK:
-            if self.careful:
+            if self.careful and not judged:
                 self._carefully(c.process_late_record, record)
             elif c.process_late_record(record) is not None:  # type: ignore[func-returns-value]
                 raise TypeError(RETURNED)
         elif way != DROP:
             self._emit(way, {**described(record), "low_watermark": self.times.late_before})
-            self.saved = None
+            if not judged:
+                self.saved = None
 
     # --- dead letters
 
@@ -355,6 +383,8 @@ class Step:
 
     def _write(self, row_key: bytes, row_entry: bytes, raw: bytes | None, row: Row | None) -> None:
         c, visit, kind, counts, delta = self.computation, self.visit, self.kind, self.counts, self.delta
+        if self.expiry is not None:
+            self.expiry.lift()
         low = sorted(visit.low) if visit.low else []
         wall = sorted(visit.wall) if visit.wall else []
         holds = sorted((hold, *of) for of, hold in visit.holds.items()) if visit.holds else []
@@ -366,11 +396,12 @@ class Step:
         for sub in maps:
             delta.update(sub.changes())
             alive = alive or not sub.is_empty()  # asked last: it is dear to say
+        newest = self.expiry.keep(low, wall) if alive and self.expiry is not None else None
         counts.timers += len(low) + len(wall)
         if row is not None:
             counts.timers -= len(row.low) + len(row.wall)
         if alive:
-            new = encode_row(Row(encoded, low, wall, holds))
+            new = encode_fields((encoded, low, wall, holds) if newest is None else (encoded, low, wall, holds, newest))
             if new != raw:
                 delta[row_entry] = new
                 counts.keys += raw is None
@@ -436,10 +467,10 @@ class Step:
         self.counts.fired += 1
         if visit.firings > MAX_FIRINGS:
             raise RuntimeError(f"more than {MAX_FIRINGS} timers fired in one visit: a timer keeps setting one that is already due")
-        if self.careful:
-            self._carefully(self.computation.process_timer, timer)
-        elif self.computation.process_timer(timer) is not None:  # type: ignore[func-returns-value]
-            raise TypeError(RETURNED)
+        if timer.tag != EXPIRE:
+            self.call(self.computation.process_timer, timer)
+        elif self.expiry is not None:
+            self.expiry.fire(timer)
 
     def _earliest(self, kind: bytes, start: bytes) -> tuple[int | None, bytes | None]:
         """The earliest timer or hold left, and its row key: in the store and not deleted, or new in the delta."""

@@ -101,6 +101,7 @@ class ComputationSpec(msgspec.Struct, frozen=True):
     production: dict[str, str] = {}
     slow_after: int = 1000
     dead_letters: str | None = None  # the stream of what made a hook raise; None: the epoch fails
+    expire: tuple[int, str] | None = None  # for how long a row is kept that nothing comes to, in milliseconds, and by which time
     hidden: bool = False  # a helper that the user has not written and should not be asked about
     derives: Derivation | None = None  # its state follows from the rows of other computations, and can be made again from them
     refines: bool = False  # what it produces, and how its state lies, depends on how records fall into epochs; what the state says does not

@@ -3,8 +3,10 @@
 The step owns one Visit and binds it to key after key; a computation's methods are its public face. Rules that this file keeps:
 
 1. A production's timestamp is not older than its cause's (MillWheel §4.5: otherwise it could be late behind its own cause), unless a
-   hold has kept time back for it; and never older than what the computation's streams have promised, unless it says that it may be late. Where none
-   is given and the cause is older than that (a late record, a timer set in the past), it is what was promised.
+   hold has kept time back for it, or the cause is a low-watermark timer: one at t may say t - 1, the last moment of a window that ends at t. It fires
+   first in an epoch in which the low watermark went from at most t - 1 to at least t, so that is late for nobody. And it is never older than what the
+   computation's streams have promised, unless it says that it may be late. Where none is given and the cause is older than that (a late record, a
+   timer set in the past), it is what was promised.
 2. A production's id follows from computation, key, cause and ordinal, so a retry makes the same id. A hook that gives one itself answers for that.
 3. Timers are a set of (time, tag) per kind: setting one twice is setting it once.
 4. A hold keeps the output watermark at a timestamp until it is released, or its timer fires. It cannot take back what was promised:
@@ -44,6 +46,7 @@ class Visit:
         "cause",  # the record or timer at hand
         "circling",  # part of a cycle
         "counted",  # the cause that ordinals count for
+        "decode",
         "default_stream",
         "due",  # low-watermark timers that are due, latest first; may hold some cancelled since
         "encode",
@@ -54,6 +57,7 @@ class Visit:
         "guards",  # those that are on
         "held",  # the oldest hold of this key that was in force in this epoch, or END
         "holds",  # (kind, time, tag) of a timer, or STATE_HOLD: what it holds
+        "judge_late",  # for computations that judge lateness themselves: what becomes of the record at hand
         "key",
         "least",  # no production may be older
         "low",  # timers by low watermark
@@ -74,17 +78,18 @@ class Visit:
         "wall_time",  # the event time that a wall-clock timer, or the end of a visit, stands for
     )
 
-    def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes]) -> None:
+    def __init__(self, wiring: Wiring, times: Times, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
         self.builds = times.builds
         self.circling = wiring.circling
         self.default_stream = wiring.streams[0] if len(wiring.streams) == 1 else None
-        self.encode = encode
+        self.encode, self.decode = encode, decode  # values, as the pipeline's codec has it
         self.epoch = times.epoch
         self.gathered: list[tuple[Hashable, Any, int]] = []
         self.gatherer = b""
         self.guards: Guards = ALL_GUARDS
         self.scans: dict[str, Chunk] = {}
         self.tallies: dict[str, int] = {}
+        self.judge_late: Callable[[Record], None]
         self.least = times.least
         self.low_watermark = times.low_watermark
         self.name = wiring.name
@@ -228,7 +233,11 @@ class Visit:
             timestamp = caused if late or caused >= self.least else self.least
         elif timestamp.__class__ is not int or not BEGINNING < timestamp < END:
             raise ValueError(f"produce(timestamp={timestamp!r}): give milliseconds as an int")
-        elif timestamp < caused and timestamp < self.held:
+        elif (
+            timestamp < caused
+            and timestamp < self.held
+            and not (timestamp == caused - 1 and cause.__class__ is Timer and cause.kind == LOW_WATERMARK)
+        ):
             raise ValueError(
                 f"produce(timestamp={timestamp}) is older than what caused it ({caused}): a production may not go back in event time, "
                 f"unless a hold (set_timer(..., hold=), self.hold) has kept time back for it"

@@ -182,7 +182,7 @@ def _computation(
         delta = mine.get(shard)
         if delta is not None:
             _add(new, after, delta)
-        overdue = after.next_low if after.next_low is not None and after.next_low <= standing.low else END
+        overdue = after.next_low - 1 if after.next_low is not None and after.next_low <= standing.low else END
         after.output = max(standing.output, min(standing.low, END if after.held is None else after.held, overdue))
         new.shards.append(after)
     return new

@@ -71,6 +71,7 @@ class Compiled:
                 late=spec.late_streams,
                 dead_letters=spec.dead_letters,
                 circling=spec.name in self.topology.cycle_of,
+                expire=spec.expire,
             )
             for spec in self.topology.computations
         }
@@ -131,7 +132,7 @@ class Compiled:
             here = self._handed_over([p for stream in fused for p in inside.get(stream, ())]) if fused else arrivals.get(name)
             computation, kind = self.make(name)
             began = perf_counter()
-            step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value)
+            step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value, self.decode_value)
             step.visit.guards = guards
             self.running = step
             outcomes[name] = outcome = step.run(here or Arrivals.none())
@@ -208,7 +209,7 @@ def check_hooks(name: str, computation: Computation) -> None:
             raise DefinitionError(
                 f"computation {name!r}: {cls.__name__}.{taken[0]} is a name that Millstream uses itself: give it another, without the underscore"
             )
-    for hook in ("process_record", "process_timer", "process_late_record"):
+    for hook in ("process_record", "process_timer", "process_late_record", "process_expiry"):
         function = getattr(computation, hook)
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             what = "is async" if not inspect.isgeneratorfunction(function) else "has a yield"

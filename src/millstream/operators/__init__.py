@@ -1,17 +1,23 @@
 """How do records become results, in columns?
 
-    windows    which windows a time falls into: `ms.windows`
-    rows       what an operator reads
-    vectors    reducers on columns
-    partials   partial results, one row per window and key, and their bytes
-    panes      the window operator, on a store of panes
-    results    what operators produce, as columns
-    dsl        what users write: by, window, reduce
-    expressions    what users write of columns: names, SQL texts, ms.col; as a value of one record, as an Arrow column, as SQL for Spark
-    record_keys    keys of internal streams that are expressions
-    sql_text       SQL texts to expressions: a small part of Spark's SQL, and what is said of the rest
-    row_values     what every operation of an expression gives for the values of one record, and which types it takes
-    column_values  what it gives for Arrow columns
+    streams         what users write: map, filter, by, window, reduce, join
+    windows         which windows a time falls into: `ms.windows`
+    rows            what an operator reads
+    vectors         reducers on columns
+    partials        partial results, one row per window and key, and their bytes
+    panes           the window operator, on a store of panes
+    results         what operators produce, as columns
+    chain           steps without state: map, filter, flat_map
+    interval_join   two streams, by the distance of their timestamps
+    asof            each left record with the newest right one not after it
+    in_order        the records of a key in order of time
+    first           the first record of a key within a time
+    buffer          records of a key that wait
+    expressions     what users write of columns: names, SQL texts, ms.col; as a value of one record, as an Arrow column, as SQL for Spark
+    record_keys     keys of internal streams that are expressions
+    sql_text        SQL texts to expressions: a small part of Spark's SQL, and what is said of the rest
+    row_values      what every operation of an expression gives for the values of one record, and which types it takes
+    column_values   what it gives for Arrow columns
 
 Pure: value in, value out. It knows the core and the reducers, not pyspark, epochs or files. Columns are pyarrow's and numpy's.
 """
