@@ -37,7 +37,6 @@ LAYERS = {
     "core": 10,
     "reducers": 10,
     "views": 9,
-    "operators": 9,
     "faults": 11,
     "extras": 11,
     "errors": 11,
