@@ -11,7 +11,8 @@ from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 from millstream.core.topology import ADAPTIVE, DEAD_LETTER, FAIL, PRODUCED, STRONG, WEAK
 from millstream.operators import windows
 from millstream.operators.expressions import col
-from millstream.pipeline import Pipeline, Stream
+from millstream.operators.streams import Stream
+from millstream.pipeline import Pipeline
 from millstream.reducers.base import Reducer
 from millstream.reducers.extremes import bottom, first, last, top
 from millstream.reducers.extremes import max as max

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from millstream.core import dedup as rules_of_ids
 from millstream.core.computation import Computation, Forward
@@ -17,7 +17,6 @@ from millstream.core.time import LOW_WATERMARK, WALL_CLOCK, Duration, duration
 from millstream.core.topology import (
     DEAD_LETTER,
     FAIL,
-    PRODUCTIONS,
     ComputationSpec,
     Emission,
     Injector,
@@ -28,9 +27,9 @@ from millstream.core.topology import (
 from millstream.core.watermark import Bounded, Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
-from millstream.operators.dsl import Keyed
 from millstream.operators.expressions import as_text
 from millstream.operators.record_keys import with_record_keys
+from millstream.operators.streams import Branch, Stream, Via, production_kind
 from millstream.sinks.base import Sink
 from millstream.sources.base import as_source
 from millstream.sources.schema import check_injector, check_keys, table_fields
@@ -47,33 +46,6 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 _FORWARD = "emit~"  # no name of a user's has a tilde
-
-
-class Stream:
-    """A named flow of records."""
-
-    def __init__(self, name: str, pipeline: Pipeline) -> None:
-        self.name = name
-        self.pipeline = pipeline
-
-    def via(self, production: str, *, slow_after: Duration | None = None) -> Via:
-        """This stream over an edge of a kind of its own, for one consumer: `compute(C, counts.via(ms.STRONG))`."""
-        return Via(self, _production(production, f"stream {self.name!r}"), None if slow_after is None else duration(slow_after))
-
-    def by(self, *key: Any) -> Keyed:
-        """This stream with a key: a field, several (the key is a tuple), SQL text, one function of the record, or nothing: one group for all."""
-        return self.pipeline._keyed_stream(self, key)
-
-    def __repr__(self) -> str:
-        return f"Stream({self.name!r})"
-
-
-class Via(NamedTuple):
-    """A stream's way into one computation, where it differs from what the producer says."""
-
-    stream: Stream
-    production: str
-    slow_after: int | None
 
 
 class Pipeline:
@@ -191,7 +163,7 @@ class Pipeline:
             codec=codec,
             renamed_from=renamed_from,
             production={
-                stream: _production(kind, f"computation {name!r}")
+                stream: production_kind(kind, f"computation {name!r}")
                 for stream, kind in _by_stream(name, "production", production, outputs, "produce").items()
             },
             slow_after=duration(slow_after),
@@ -202,18 +174,21 @@ class Pipeline:
         made = tuple(Stream(output, self) for output in outputs)
         return made[0] if len(made) == 1 else made
 
-    def _keyed_stream(self, stream: Stream, key: tuple[Any, ...]) -> Keyed:
-        if len(key) == 1 and callable(key[0]):
-            return Keyed(self, {stream.name: key[0]}, None)
-        wrong = [one for one in key if not isinstance(one, str)]
-        if wrong:
-            raise DefinitionError(f"{stream.name}.by({wrong[0]!r}): give names of fields, or one function of the record")
-        if not key:
-            self._expressions["''"] = _nobody
-            given: Any = "''" if self._is_injected(stream.name) else _nobody
-        else:
-            given = key[0] if len(key) == 1 else tuple(key)
-        return Keyed(self, {stream.name: given}, key)
+    def _chained(self, branches: tuple[Branch, ...]) -> str:
+        """The stream of what is done to records on their way: a computation that nobody has named."""
+        from millstream.operators.chain import Stateless  # it needs pyarrow
+
+        injected = {one.stream: self._is_injected(one.stream) for one in branches}
+        if len(injected) < len(branches):
+            branches = tuple(one if at == first else Branch(self._chained((one,))) for at, one, first in _with_first(branches))
+            return self._chained(branches)
+        base = "+".join(stream.partition("~")[0] for stream in injected)
+        name = f"{base}~{1 + sum(spec.hidden and spec.name.partition('~')[0] == base for spec in self._computations)}"
+        inputs = tuple(Input(stream, key=() if is_injected else None) for stream, is_injected in injected.items())
+        keyed = {stream: not is_injected for stream, is_injected in injected.items()}
+        make = partial(Stateless, {one.stream: one.links for one in branches}, keyed)
+        self._computations.append(ComputationSpec(name, make, inputs, (name,), hidden=True))
+        return name
 
     def _operate(
         self, name: str, factory: Callable[[], Computation], inputs: Mapping[str, Any], late: str | None, **options: Any
@@ -487,9 +462,10 @@ class Pipeline:
         return stream.name
 
 
-def _nobody(_: Any) -> str:
-    """The key of the one group that all records are in."""
-    return ""
+def _with_first(branches: Sequence[Branch]) -> Iterator[tuple[int, Branch, int]]:
+    """Each with its place, and the place of the first one of the same stream."""
+    streams = [one.stream for one in branches]
+    return ((at, one, streams.index(one.stream)) for at, one in enumerate(branches))
 
 
 def dead_letters(computation: str) -> str:
@@ -514,12 +490,6 @@ def _expiry(computation: str, given: Any) -> tuple[int, str] | None:
     if kind not in (LOW_WATERMARK, WALL_CLOCK) or duration(after) <= 0:
         raise DefinitionError(f"computation {computation!r}: expire={given!r}: give a time such as '30d', or ('30d', ms.WALL_CLOCK)")
     return duration(after), kind
-
-
-def _production(kind: str, who: str) -> str:
-    if kind not in PRODUCTIONS:
-        raise DefinitionError(f"{who}: production={kind!r}: use ms.WEAK, ms.STRONG or ms.ADAPTIVE")
-    return kind
 
 
 def _checked(name: str, what: str) -> str:

@@ -148,7 +148,6 @@ def test_the_arguments_of_reduce() -> None:
         (sum, {}, r"reduce\(sum\): this is Python's own sum: write ms.sum\(\)"),
         (None, {"n": len}, r"reduce\(n=len\): write ms.count\(\)"),
         (Box, {}, r"reduce\(Box\): this is the class. .* write Box\(\)"),
-        ({"n": ms.count()}, {}, r"give several reducers by keyword"),
         ("age", {}, r"reduce\('age'\): a str is no reducer. There are ms.count, ms.sum"),
         (adult, {}, r"reduce\(adult\): a function is no reducer"),
     ],

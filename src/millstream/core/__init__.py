@@ -3,8 +3,9 @@
     record, arrivals               what comes in
     keys, time                     by which key, and when
     computation, visit             user code, one key at a time, and what it asks for
-    step, outcome                  one epoch of one computation on one shard, and what comes of it
+    step, operator_step, outcome   one epoch of one computation on one shard, and what comes of it
     statekind, mapstate            the state of a key
+    links                          steps without state
     expiry                         rows that nothing has come to for a time
     keyspace                       how it lies in a shard
     topology, route_keys           the graph, which of its edges store, and the keys of its routes

@@ -39,11 +39,11 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.arrivals import Arrivals, OperatorInput, Rejected, wrong_time
+from millstream.core.arrivals import Arrivals, Rejected, wrong_time
 from millstream.core.backfill import scan_entry, settled
 from millstream.core.computation import Computation
 from millstream.core.expiry import EXPIRE, Expiry
-from millstream.core.keys import key_bytes, key_of
+from millstream.core.keys import key_of
 from millstream.core.keyspace import (
     HOLD,
     LOW_TIMER,
@@ -116,11 +116,8 @@ class Step:
         computation.late_before = times.late_before
         computation.now = times.now
 
-    def run(self, arrivals: Arrivals | OperatorInput) -> Outcome:
+    def run(self, arrivals: Arrivals) -> Outcome:
         """Visits every key that has records or a due timer."""
-        if self.computation.in_columns:
-            return self.computation.run_columns(self, arrivals)  # type: ignore[attr-defined, no-any-return]
-        assert isinstance(arrivals, Arrivals)
         times = self.times
         due: dict[bytes, None] = {}
         left: dict[bytes, bytes] = {}  # where the index goes on behind what is visited
@@ -299,12 +296,6 @@ class Step:
 
     # --- dead letters
 
-    def put_late(self, record: Record) -> None:
-        """A late record of a key that is not visited."""
-        self.computation.key = record.key
-        self.visit.begin(record.key, key_bytes(record.key), None)
-        self._late(record)
-
     def reject(self, rejected: Sequence[Rejected]) -> None:
         """Records that no hook can be called with: dead letters under the key "", or the end of the epoch."""
         visit, times = self.visit, self.times
@@ -340,16 +331,21 @@ class Step:
             self._restore(*self.saved)
             if isinstance(cause, Timer):
                 visit.forget(cause)
-            assert self.wiring.dead_letters is not None
-            trace = "".join(traceback.format_exception(error))
-            self.counts.dead += 1
-            visit.counted = None
-            visit.cause = cause
-            self._emit(
-                self.wiring.dead_letters,
-                {**described(cause), "computation": self.name, "error": f"{type(error).__name__}: {error}", "traceback": trace},
-            )
+            self.write_dead_letter(cause, error)
             self.saved = self._save()
+
+    def write_dead_letter(self, cause: Record | Timer, error: Exception) -> None:
+        """Sends what made a hook raise to the stream for that."""
+        visit = self.visit
+        assert self.wiring.dead_letters is not None
+        self.counts.dead += 1
+        visit.counted, visit.cause = None, cause
+        told = {
+            "computation": self.name,
+            "error": f"{type(error).__name__}: {error}",
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+        self._emit(self.wiring.dead_letters, {**described(cause), **told})
 
     def _save(self) -> tuple[Saved, bytes, list[dict[bytes, Any]]]:
         c, kind = self.computation, self.kind

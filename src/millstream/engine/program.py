@@ -16,6 +16,7 @@ from millstream.core.computation import Computation
 from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.core.keys import key_text
 from millstream.core.keyspace import Store
+from millstream.core.operator_step import OperatorStep
 from millstream.core.outcome import Outcome, Times, Wiring
 from millstream.core.record import Batch, Production
 from millstream.core.route_keys import NoKey, route_key
@@ -132,10 +133,11 @@ class Compiled:
             here = self._handed_over([p for stream in fused for p in inside.get(stream, ())]) if fused else arrivals.get(name)
             computation, kind = self.make(name)
             began = perf_counter()
-            step = Step(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value, self.decode_value)
+            made: Any = OperatorStep if self.topology.by_name[name].in_columns else Step
+            step: Step = made(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value, self.decode_value)
             step.visit.guards = guards
             self.running = step
-            outcomes[name] = outcome = step.run(here or Arrivals.none())
+            outcomes[name] = outcome = step.run(here or Arrivals.none())  # type: ignore[arg-type]
             outcome.millis = (perf_counter() - began) * 1000
             for production in self.productions_of(outcome, self.topology.same_key_streams):
                 if production.stream in self.topology.same_key_streams:

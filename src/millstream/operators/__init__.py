@@ -2,12 +2,15 @@
 
     streams         what users write: map, filter, by, window, reduce, join
     windows         which windows a time falls into: `ms.windows`
+    window_spec     what a window operator is to do, as plain data
     rows            what an operator reads
     vectors         reducers on columns
     partials        partial results, one row per window and key, and their bytes
     panes           the window operator, on a store of panes
     results         what operators produce, as columns
     chain           steps without state: map, filter, flat_map
+    functions       what stands in the place of a function: SQL texts, and what `ms.col` makes
+    session         the session operator
     interval_join   two streams, by the distance of their timestamps
     asof            each left record with the newest right one not after it
     in_order        the records of a key in order of time

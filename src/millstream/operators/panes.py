@@ -26,29 +26,25 @@ from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.computation import Computation
 from millstream.core.outcome import Outcome
 from millstream.core.time import END
+from millstream.operators.chain import applied
 from millstream.operators.expressions import NotInColumns
 from millstream.operators.partials import Labels, Partials, coded, column_of, decoded, encoded, labels, values_of
 from millstream.operators.results import Results
 from millstream.operators.rows import StreamRows, rows_of
 from millstream.operators.vectors import OneByOne, Vector, vector_of
+from millstream.operators.window_spec import WindowSpec
 from millstream.operators.windows import Calendar, Fixed, Same
-from millstream.reducers.base import Reducer
 
 if TYPE_CHECKING:
-    from millstream.core.step import Step
+    from millstream.core.operator_step import OperatorStep
 
 PANE = b"P"
 _NAME = struct.Struct(">cQBQ")
 _BIAS = 2**63
 MERGED = 16
-
-
-class WindowSpec(msgspec.Struct, frozen=True):
-    """What a window operator is to do. fields: the names of what the key is made of; None: it is made by a function, and shown as `key`."""
-
-    kind: Fixed | Calendar | Same
-    reducers: dict[str, Reducer]
-    fields: tuple[str, ...] | None = None
+OTHER_REDUCERS = (
+    "its stored windows were made by other reducers. Put them back, give the operator another name=, or drop its state (drop=[...], --drop)"
+)
 
 
 class PaneWindow(Computation):
@@ -65,14 +61,16 @@ class PaneWindow(Computation):
     @property
     def folds_ahead(self) -> bool:
         """Whether partial results may be made before the shard's task sees the records."""
-        return not isinstance(self.spec.kind, Same) and all(
-            type(vector) is not Vector and not vector.reducer.functions for vector in self.vectors
+        return (
+            not isinstance(self.spec.kind, Same)
+            and not self.spec.links
+            and all(type(vector) is not Vector and not vector.reducer.functions for vector in self.vectors)
         )
 
     def late_times(self, times: Any, before: int) -> Any:
         """Which records are late, as a mask; None: none is."""
         kind = self.spec.kind
-        assert not isinstance(kind, Same)
+        assert isinstance(kind, Fixed | Calendar)
         ends = kind.pane_ends(times)
         if kind.last_end(int(ends.min())) > before:
             return None
@@ -81,18 +79,18 @@ class PaneWindow(Computation):
     def ahead(self, rows: StreamRows) -> Partials:
         """Partial results of rows of which none is late. Raises NotInColumns."""
         window = self.spec.kind
-        assert not isinstance(window, Same)
+        assert isinstance(window, Fixed | Calendar)
         groups = labels(window.pane_ends(rows.times), *coded(rows.keys), ordered=False)
         return groups.with_columns([column for vector in self.vectors for column in vector.lifted(rows, groups)])
 
-    def run_columns(self, step: Step, given: Arrivals | OperatorInput) -> Outcome:
+    def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
         return PaneStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))
 
 
 class PaneStep:
     """One epoch of a window operator on one shard."""
 
-    def __init__(self, operator: PaneWindow, step: Step) -> None:
+    def __init__(self, operator: Any, step: OperatorStep) -> None:
         self.spec, self.vectors, self.step = operator.spec, operator.vectors, step
         self.store, self.times = step.store, step.times
         self.encode, self.decode = step.kind.encode_sub, step.kind.decode_sub
@@ -100,21 +98,28 @@ class PaneStep:
 
     def run(self, given: OperatorInput) -> Outcome:
         step = self.step
-        if given.one_by_one:
-            self.vectors = [OneByOne(vector) for vector in self.vectors]
-        if given.rejected:
-            step.reject(given.rejected)
-        made = [table for rows in given.rows if len(rows) and len(table := self._partials(rows))]
-        step.counts.records = sum(map(len, given.rows)) + given.folded
+        self.prepare(given)
+        made = [table for rows in given.rows if len(rows) and len(table := self._partials(rows, given.one_by_one))]
         is_one = len(made) == 1 and not given.chunks  # and in order already
         results = self._close(made[0] if is_one else self.folded([*made, *map(decoded, given.chunks)]))
         step.counts.next_low = self._next_end()
         return Outcome(step.delta, step.visit.productions, step.counts, results=results)
 
+    def prepare(self, given: OperatorInput) -> None:
+        """What comes before everything else."""
+        if given.one_by_one:
+            self.vectors = [OneByOne(vector) for vector in self.vectors]
+        if given.rejected:
+            self.step.reject(given.rejected)
+        self.step.counts.records = sum(map(len, given.rows)) + given.folded
+
     # --- records to partial results
 
-    def _partials(self, rows: StreamRows) -> Partials:
+    def _partials(self, rows: StreamRows, one_by_one: bool) -> Partials:
         """The partial results of some records. Late ones are put aside."""
+        rows = self.linked(rows, one_by_one)
+        if not len(rows):
+            return NOTHING
         ends, starts, late = self._placed(rows)
         if late is not None:
             for record in rows.where(late).records():
@@ -124,13 +129,32 @@ class PaneStep:
             if not len(rows):
                 return NOTHING
         groups = labels(ends, *coded(rows.keys), starts)
+        return groups.with_columns(self._lifted(rows, groups))
+
+    def linked(self, rows: StreamRows, one_by_one: bool) -> StreamRows:
+        """Rows behind what is done to them before."""
+        links = self.spec.links.get(rows.stream)
+        return applied(links, rows, self.step.put_failed, one_by_one) if links else rows
+
+    def _lifted(self, rows: StreamRows, groups: Labels) -> list[Any]:
+        """The parts of all reducers, by group, in columns."""
         columns: list[Any] = []
         for vector in self.vectors:
             try:
                 columns += vector.lifted(rows, groups)
             except NotInColumns:
-                columns += self._one_by_one(vector, rows, groups)
-        return groups.with_columns(columns)
+                columns += self.columns_of(vector, self._one_by_one(vector, rows, groups))
+        return columns
+
+    def lifted_parts(self, rows: StreamRows, groups: Labels) -> list[list[Any]]:
+        """The parts of all reducers, by group, as Python values."""
+        found = []
+        for vector in self.vectors:
+            try:
+                found.append(self.parts_of(vector, vector.lifted(rows, groups)))
+            except NotInColumns:
+                found.append(self._one_by_one(vector, rows, groups))
+        return found
 
     def _placed(self, rows: StreamRows) -> tuple[Any, Any, Any]:
         """The pane of every record, by end (and start), and which of them are late; None: none is."""
@@ -163,9 +187,9 @@ class PaneStep:
             if part is not None:
                 total = totals[at]
                 totals[at] = part if total is None else combine(total, part)
-        return self._columns_of(vector, totals)
+        return totals
 
-    def _columns_of(self, vector: Vector, parts: Sequence[Any]) -> list[Any]:
+    def columns_of(self, vector: Vector, parts: Sequence[Any]) -> list[Any]:
         if vector.width == 1:
             return [column_of(parts, self.encode)]
         return [column_of(column, self.encode) for column in zip(*map(vector.split, parts), strict=True)]
@@ -210,7 +234,7 @@ class PaneStep:
         found: list[list[Any]] = [[] for _ in range(len(groups))]
         for at, part in zip(groups.of.tolist(), self.parts_of(vector, columns), strict=True):
             found[at].append(part)
-        return self._columns_of(vector, [parts[0] if len(parts) == 1 else vector.reducer.fold(parts) for parts in found])
+        return self.columns_of(vector, [parts[0] if len(parts) == 1 else vector.reducer.fold(parts) for parts in found])
 
     # --- panes
 
@@ -248,9 +272,9 @@ class PaneStep:
             return []
         kind = self.spec.kind
         if isinstance(kind, Same):
-            return [self._results(table, np.arange(len(table)), table.starts, table.ends)]
+            return [self.results(table, np.arange(len(table)), table.starts, table.ends)]
         ends, window = np.unique(table.ends, return_inverse=True)
-        return [self._results(table, window, np.array([kind.start_of(end) for end in ends.tolist()], np.int64), ends)]
+        return [self.results(table, window, np.array([kind.start_of(end) for end in ends.tolist()], np.int64), ends)]
 
     def _told_hopping(self, new: Partials, stored: Mapping[int, Sequence[bytes]], after: int, low: int) -> list[Results]:
         kind = self.spec.kind
@@ -262,7 +286,7 @@ class PaneStep:
             tables = [self._table(name) for at in panes if start < at <= end for name in stored.get(at, ())]
             tables += [fresh[at] for at in panes if start < at <= end and at in fresh]
             table = self.folded([_at(one, end) for one in tables])
-            results.append(self._results(table, np.zeros(len(table), np.int64), np.array([start]), np.array([end])))
+            results.append(self.results(table, np.zeros(len(table), np.int64), np.array([start]), np.array([end])))
         return results
 
     def _table(self, name: bytes) -> Partials:
@@ -273,9 +297,7 @@ class PaneStep:
             assert data is not None
             found = self._read[name] = decoded(data, _end_of(name))
             if len(found.columns) != sum(vector.width for vector in self.vectors):
-                raise ValueError(
-                    "its stored windows were made by other reducers. Put them back, give the operator another name=, or drop its state (drop=[...], --drop)"
-                )
+                raise ValueError(OTHER_REDUCERS)
         return found
 
     def _keep(self, end: int, table: Partials) -> None:
@@ -302,11 +324,11 @@ class PaneStep:
         pane = min((end for end in (ahead, min(ends, default=None)) if end is not None), default=None)
         if pane is None or isinstance(self.spec.kind, Same):
             return pane
-        return self.spec.kind.next_end(pane, self.times.low_watermark)
+        return int(self.spec.kind.next_end(pane, self.times.low_watermark))
 
     # --- results
 
-    def _results(self, table: Partials, window: Any, starts: Any, ends: Any) -> Results:
+    def results(self, table: Partials, window: Any, starts: Any, ends: Any) -> Results:
         """What is told of some windows. window: the place of each row's in starts and ends."""
         step, spec = self.step, self.spec
         columns: dict[str, Any] = {}

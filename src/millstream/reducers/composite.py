@@ -140,6 +140,8 @@ def as_reducer(positional: Any, named: Mapping[str, Any]) -> Reducer:
         )
     if named:
         return Several(named)
+    if isinstance(positional, Mapping):
+        return Several(positional)
     if positional is None:
         raise DefinitionError("reduce(): give a reducer, such as ms.count(), or several by name: people=ms.count(), age=ms.mean('age')")
     _check(positional, "")

@@ -20,7 +20,6 @@ from millstream.core.watermark import Progress, Seen, lags_of
 from millstream.engine.program import Arrival, Compiled
 from millstream.errors import DefinitionError, HookError, InputError
 from millstream.operators.expressions import NotUnderstood, parse
-from millstream.operators.rows import rows_of
 from millstream.sources.schema import converted, millis
 
 
@@ -200,6 +199,8 @@ class ListInputs:
         arrivals = Arrivals.of(rows, self._ordered)
         if not self._compiled.topology.by_name[computation].in_columns:
             return arrivals
+        from millstream.operators.rows import rows_of  # it needs pyarrow
+
         found = rows_of(arrivals)  # every attempt takes its own path, and all must come to the same
         found.one_by_one = self._dice.random() < 0.5
         return found

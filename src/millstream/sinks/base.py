@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from millstream.operators.results import Results
 from millstream.state.compaction import unit_name
 from millstream.state.manifest import Part
 from millstream.state.storage import Storage
+
+if TYPE_CHECKING:
+    from millstream.operators.results import Results
 
 __all__ = ["DriverContext", "IdentifiedRow", "Part", "Sink", "SinkRow", "TaskContext"]
 

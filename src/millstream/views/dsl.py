@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from millstream.core.links import FILTER, FLAT_MAP, MAP, Link
 from millstream.core.topology import DEAD_LETTER, FAIL, STRONG, WEAK, Input, check_columns
 from millstream.errors import DefinitionError
 from millstream.reducers.base import Reducer
@@ -16,7 +17,6 @@ from millstream.views.aggregate import INLINE_BYTES
 from millstream.views.change import Document
 from millstream.views.distinct import by_reference
 from millstream.views.join import INNER, LEFT
-from millstream.views.mapper import FILTER, FLAT_MAP, MAP, Link
 from millstream.views.operator import CHANGES
 from millstream.views.table import TableRules
 
@@ -94,7 +94,7 @@ class Grouped:
 
     def reduce(
         self,
-        reducer: Reducer | None = None,
+        reducer: Reducer | Mapping[str, Reducer] | None = None,
         /,
         *,
         name: str,

@@ -9,22 +9,16 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from millstream.core.keys import BadKey, key_text
+from millstream.core.links import Link, linked
 from millstream.core.route_keys import field_of
 from millstream.errors import HookError
-from millstream.reducers.fields import shortened
 from millstream.views.change import Document
 
-MOST_VALUES = 100_000  # that one document may give to one view
-
-MAP, FLAT_MAP, FILTER = "map", "flat_map", "filter"
-
-Link = tuple[str, Callable[[Document], Any]]  # what it is, and the user's function
-MapChain = Callable[[Document], Iterable[Document]]
 GroupBy = Sequence[str] | Callable[[Document], Any]  # names of fields, or the user's function
 Lift = Callable[[Any, Any], Any] | None  # what of a value and its version travels; None: the value
 Pairs = dict[str, list[Any]]  # by group's key text: the parts
@@ -65,39 +59,8 @@ def _field(value: Any, name: str) -> Any:
         raise LookupError(f"by({name!r}): the value {value!r} has no such field; give a function of the document instead") from None
 
 
-def linked(links: Sequence[Link]) -> MapChain:
-    """The chain in front of `by` as one function."""
-    found: MapChain = lambda document: (document,)  # noqa: E731
-    for kind, function in links:
-        found = _WAYS[kind](found, function)
-    return found
-
-
-def _mapped(before: MapChain, f: Callable[[Document], Any]) -> MapChain:
-    return lambda document: [Document(d.key, f(d), d.version) for d in before(document)]
-
-
-def _flat_mapped(before: MapChain, f: Callable[[Document], Any]) -> MapChain:
-    def run(document: Document) -> Iterable[Document]:
-        found: list[Document] = []
-        for d in before(document):
-            values = f(d)
-            if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__iter__"):
-                raise TypeError(f"flat_map must give a list of values (or any iterable), and gave {shortened(values)}")
-            for value in values:
-                found.append(Document(d.key, value, d.version))
-                if len(found) > MOST_VALUES:
-                    raise ValueError(f"flat_map gave more than {MOST_VALUES:,} values. Split the document, or reduce it in the map")
-        return found
-
-    return run
-
-
-def _filtered(before: MapChain, f: Callable[[Document], Any]) -> MapChain:
-    return lambda document: [d for d in before(document) if f(d)]
-
-
-_WAYS: dict[str, Callable[..., MapChain]] = {MAP: _mapped, FLAT_MAP: _flat_mapped, FILTER: _filtered}
+def with_value(document: Document, value: Any) -> Document:
+    return Document(document.key, value, document.version)
 
 
 def _blamed(view: str, document: Document, error: Exception) -> MapFailed:
@@ -109,7 +72,7 @@ def _blamed(view: str, document: Document, error: Exception) -> MapFailed:
 
 def pairs_of(view: str, links: Sequence[Link], by: GroupBy, lift: Lift) -> Callable[[Sequence[Document]], Pairs]:
     """A function that gives the pairs of the documents of one origin."""
-    chain, group = linked(links), group_of(by)
+    chain, group = linked(links, with_value), group_of(by)
     is_direct = not links
 
     def pairs(documents: Sequence[Document]) -> Pairs:

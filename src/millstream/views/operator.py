@@ -21,10 +21,11 @@ import msgspec
 from millstream.core.backfill import ACTIVE, Build
 from millstream.core.computation import Computation
 from millstream.core.keys import key_of
+from millstream.core.links import Link, linked
 from millstream.core.statekind import Codec
 from millstream.core.visit import AHEAD, BEHIND, NOW
 from millstream.views.change import INSERT, REMOVE, RESTATED, UPDATE, Document, packed, unchanged
-from millstream.views.mapper import Lift, Link, MapFailed, Pairs, linked, pairs_of, single_of
+from millstream.views.mapper import Lift, MapFailed, Pairs, pairs_of, single_of, with_value
 
 CHANGES, CHANGELOG, LATEST = "changes", "changelog", "latest"
 
@@ -180,7 +181,7 @@ class ViewOperator(Computation):
         if not downstream.links:
             return documents
         try:
-            return [d for document in documents for d in linked(downstream.links)(document)]
+            return [d for document in documents for d in linked(downstream.links, with_value)(document)]
         except Exception as error:
             raise MapFailed(downstream.consumer, documents[0].key, f"{type(error).__name__}: {error}") from error
 

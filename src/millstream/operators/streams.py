@@ -1,0 +1,321 @@
+"""What users write: streams, and `stream.by(...).window(...).reduce(...)`.
+
+Rules
+1. A step without state (map, filter, flat_map) is a note on the stream. It runs inside the operator that reads it, or, where something else does, as a
+   computation of its own that nobody has to name.
+2. `Keyed` and `Windowed` are descriptions. Nothing is in the pipeline until the last call, which gives a stream.
+3. What keeps state has a name: the identity of its state in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from millstream.core.links import FILTER, FLAT_MAP, MAP, Link
+from millstream.core.outcome import DROP
+from millstream.core.time import Duration, duration
+from millstream.core.topology import FAIL, PRODUCTIONS, is_expression
+from millstream.errors import DefinitionError
+from millstream.operators.expressions import Expression
+from millstream.operators.functions import as_function
+from millstream.operators.window_spec import WindowSpec
+from millstream.operators.windows import Session, WindowKind
+from millstream.reducers.base import Reducer
+from millstream.reducers.composite import Several, as_reducer
+
+
+class Graph(Protocol):
+    """The pipeline, as streams see it."""
+
+    def _operate(self, name: str, factory: Callable[[], Any], inputs: Mapping[str, Any], late: str | None, **options: Any) -> Any: ...
+    def _chained(self, branches: tuple[Branch, ...]) -> str: ...
+    def _is_injected(self, stream: str) -> bool: ...
+
+
+class Branch(NamedTuple):
+    """A stream in the pipeline, and what is done to its records on the way."""
+
+    stream: str
+    links: tuple[Link, ...] = ()
+
+
+class Via(NamedTuple):
+    """A stream's way into one computation, where it differs from what the producer says."""
+
+    stream: Stream
+    production: str
+    slow_after: int | None
+
+
+class Stream:
+    """A flow of records."""
+
+    def __init__(self, name: str, pipeline: Any, branches: tuple[Branch, ...] | None = None) -> None:
+        self.pipeline = pipeline
+        self._branches = branches or (Branch(name),)
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """Its name in the pipeline. That of a stream with steps behind it is made for it."""
+        if not self._name:
+            self._name = self.pipeline._chained(self._branches)
+            self._branches = (Branch(self._name),)
+        return self._name
+
+    def via(self, production: str, *, slow_after: Duration | None = None) -> Via:
+        """This stream over an edge of a kind of its own, for one consumer: `compute(C, counts.via(ms.STRONG))`."""
+        return Via(self, production_kind(production, f"stream {self.name!r}"), None if slow_after is None else duration(slow_after))
+
+    def map(self, f: Any) -> Stream:
+        """Every record with another value: what f gives of the record; an SQL text; or a dict of SQL texts by name, which gives a dict."""
+        return self._and(MAP, as_function(f, "map", takes_dict=True))
+
+    def filter(self, f: Any) -> Stream:
+        """Only the records for which f is true: a function of the record, SQL text such as "price > 3", or `ms.col("price") > 3`."""
+        return self._and(FILTER, as_function(f, "filter"))
+
+    def flat_map(self, f: Callable[[Any], Any]) -> Stream:
+        """Every record as several values, or none: what f gives of it, one after the other."""
+        return self._and(FLAT_MAP, as_function(f, "flat_map"))
+
+    def _and(self, kind: str, f: Any) -> Stream:
+        return Stream("", self.pipeline, tuple(Branch(one.stream, (*one.links, (kind, f))) for one in self._branches))
+
+    def branch(self, f: Any) -> tuple[Stream, Stream]:
+        """Two streams: the records for which f is true, and the others."""
+        test = as_function(f, "branch")
+        return self.filter(test), self.filter(Not(test))
+
+    def merge(self, *others: Stream) -> Stream:
+        """The records of this stream and of others."""
+        wrong = [one for one in others if not isinstance(one, Stream)]
+        if wrong:
+            raise DefinitionError(f"merge({wrong[0]!r}): give streams; behind by(...), merge what has a key with what has a key")
+        return Stream("", self.pipeline, tuple(branch for one in (self, *others) for branch in one._branches))
+
+    def by(self, *key: Any) -> Keyed:
+        """This stream with a key: a field, several (the key is a tuple), SQL text, one function of the record, or nothing: one group for all."""
+        is_function = len(key) == 1 and callable(key[0]) and not isinstance(key[0], Expression)
+        for one in () if is_function else key:
+            if not isinstance(one, (str, Expression)):
+                raise DefinitionError(f"by({one!r}): give names of fields, SQL texts, or one function of the record")
+        fields = None if is_function or any(isinstance(one, Expression) or is_expression(one) for one in key) else key
+        if is_function:
+            given = key[0]
+        else:
+            given = ONE_GROUP if not key else key[0] if len(key) == 1 else tuple(key)
+        found = []
+        for stream, links in self._branches:
+            # What comes before the key must be done before it. A filter may as well be done behind it.
+            if all(kind == FILTER for kind, _ in links) and not (is_function and self.pipeline._is_injected(stream)):
+                found.append(KeyedBranch(stream, given, links))
+            else:
+                found.append(KeyedBranch(self.pipeline._chained((Branch(stream, links),)), given))
+        return Keyed(self.pipeline, tuple(found), fields)
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r})"
+
+
+#: The key of a stream that is one group.
+ONE_GROUP = "''"
+
+
+class Not:
+    """The opposite of a function, as one that can be pickled."""
+
+    def __init__(self, f: Callable[[Any], Any]) -> None:
+        self._f = f
+
+    def __call__(self, item: Any) -> bool:
+        return not self._f(item)
+
+    def __repr__(self) -> str:
+        return f"not {self._f!r}"
+
+
+class KeyedBranch(NamedTuple):
+    """A stream with its key, and what is done to its records behind the key."""
+
+    stream: str
+    key: Any
+    links: tuple[Link, ...] = ()
+
+
+class Keyed:
+    """A stream with its key."""
+
+    def __init__(self, pipeline: Any, branches: tuple[KeyedBranch, ...], fields: tuple[str, ...] | None) -> None:
+        self.pipeline, self._branches, self._fields = pipeline, branches, fields
+
+    def map(self, f: Any) -> Keyed:
+        """Every record with another value, as `Stream.map`. It keeps its key."""
+        return self._and(MAP, as_function(f, "map", takes_dict=True))
+
+    def filter(self, f: Any) -> Keyed:
+        """Only the records for which f is true, as `Stream.filter`."""
+        return self._and(FILTER, as_function(f, "filter"))
+
+    def flat_map(self, f: Callable[[Any], Any]) -> Keyed:
+        """Every record as several values, or none, as `Stream.flat_map`. They keep its key."""
+        return self._and(FLAT_MAP, as_function(f, "flat_map"))
+
+    def _and(self, kind: str, f: Any) -> Keyed:
+        return Keyed(self.pipeline, tuple(one._replace(links=(*one.links, (kind, f))) for one in self._branches), self._fields)
+
+    def merge(self, *others: Keyed) -> Keyed:
+        """The records of several streams, each with its own key. The fields of results are named as this one's key."""
+        wrong = [one for one in others if not isinstance(one, Keyed)]
+        if wrong:
+            raise DefinitionError(f"merge({wrong[0]!r}): behind by(...), merge streams that have a key: other.by(...)")
+        branches = tuple(branch for one in (self, *others) for branch in one._branches)
+        return Keyed(self.pipeline, branches, self._fields)
+
+    def window(self, kind: WindowKind, *, late: str = DROP) -> Windowed:
+        """The records of a key in windows. late: what becomes of records all of whose windows are over: `ms.DROP` (they are counted), or the name of a
+        stream that gets them."""
+        if not isinstance(kind, WindowKind):
+            raise DefinitionError(f"window({kind!r}): use one of ms.windows, such as ms.windows.tumbling('1m')")
+        return Windowed(self, kind, late)
+
+    def join(
+        self,
+        other: Any,
+        *,
+        after: Duration | None = None,
+        before: Duration = 0,
+        how: str = "inner",
+        lateness: Duration = 0,
+        late: str = DROP,
+        name: str,
+        on_error: str = FAIL,
+    ) -> Any:
+        """Every record with those of another keyed stream that have its key and are near it in event time: {"left": ..., "right": ...}.
+
+        A right record is near if it is at most `after` newer and at most `before` older than the left one. how: "inner", or "left", "right" and "outer",
+        which tell a record without a partner with None in the partner's place, as soon as none can come any more. A pair comes once, with the timestamp
+        of the newer record.
+        """
+        if not isinstance(other, Keyed):
+            raise DefinitionError(f"join {name!r}: the other side is {other!r}: give a stream with its key, other.by(...)")
+        if after is None:
+            raise DefinitionError(f"join {name!r}: say how much newer the right record may be: after='30m', or after=0")
+        from millstream.operators.interval_join import IntervalJoin
+
+        make = partial(IntervalJoin, after=duration(after), before=duration(before), how=how, lateness=duration(lateness))
+        return self._joined(other, make, name, late, on_error, {"join": f"after={after!r}, before={before!r}, how={how!r}"})
+
+    def asof(
+        self, other: Keyed, *, back: Duration | None = None, how: str = "left", late: str = DROP, name: str, on_error: str = FAIL
+    ) -> Any:
+        """Every record with the newest of another keyed stream that is not newer than it: {"left": ..., "right": ...}. It is told when the low watermark has
+        passed it, so a right record that arrives later but is older counts. back: how much older it may be. how: "left" tells a record without a right one,
+        too, "inner" does not."""
+        from millstream.operators.asof import AsOfJoin
+
+        make = partial(AsOfJoin, back=None if back is None else duration(back), how=how)
+        return self._joined(other, make, name, late, on_error, {"asof": f"back={back!r}, how={how!r}"})
+
+    def _joined(self, other: Keyed, make: Callable[..., Any], name: str, late: str, on_error: str, about: dict[str, str]) -> Any:
+        left, right = (side._single(f"join {name!r}, {what} side") for side, what in ((self, "left"), (other, "right")))
+        if left.stream == right.stream:
+            right = right._replace(stream=self.pipeline._chained((Branch(right.stream),)))  # the same records, on two ways
+        inputs = {left.stream: left.key, right.stream: right.key}
+        return self.pipeline._operate(name, partial(make, left.stream), inputs, late, on_error=on_error, about=about)
+
+    def _single(self, what: str) -> KeyedBranch:
+        """One stream without steps behind its key."""
+        if len(self._branches) == 1 and not self._branches[0].links:
+            return self._branches[0]
+        keys = {str(one.key) for one in self._branches}
+        if len(keys) > 1:
+            raise DefinitionError(
+                f"{what}: streams that were merged behind their keys have several of them. Merge them before: a.merge(b).by(...)"
+            )
+        key = self._branches[0].key
+        steps = [one for one in self._branches if any(kind != FILTER for kind, _ in one.links)]
+        if steps and key != ONE_GROUP:
+            raise DefinitionError(f"{what}: map and flat_map stand before by(...) here, because the key is worked out behind them")
+        return KeyedBranch(self.pipeline._chained(tuple(Branch(one.stream, one.links) for one in self._branches)), key)
+
+    def deduplicate(self, *, within: Duration, late: str = DROP, name: str) -> Any:
+        """The first record of every key, and then none less than `within` away from it in event time."""
+        from millstream.operators.first import Deduplicate
+
+        one = self._single(f"deduplicate {name!r}")
+        about = {"deduplicate": f"within={within!r}"}
+        return self.pipeline._operate(name, partial(Deduplicate, duration(within)), {one.stream: one.key}, late, about=about)
+
+    def in_order(self, *, late: str = DROP, name: str) -> Any:
+        """The records of every key in order of (timestamp, id), each when the low watermark has passed it."""
+        from millstream.operators.in_order import InOrder
+
+        one = self._single(f"in_order {name!r}")
+        return self.pipeline._operate(name, InOrder, {one.stream: one.key}, late, about={"in_order": ""})
+
+
+class Windowed:
+    """A keyed stream in windows."""
+
+    def __init__(self, keyed: Keyed, kind: WindowKind, late: str) -> None:
+        self._keyed, self._kind, self._late = keyed, kind, late
+
+    def reduce(
+        self,
+        reducers: Reducer | Mapping[str, Reducer] | None = None,
+        /,
+        *,
+        name: str,
+        on_error: str = FAIL,
+        renamed_from: str | None = None,
+        **named: Reducer,
+    ) -> Any:
+        """One result per key and window, when no record of it is expected any more.
+
+        Its value is a dict: the fields of `by` (or `key`, where that is a function or an expression), `start`, `end`, and what the reducers show, by name; a
+        single one is called as its kind is (`ms.count()`: "count"). Its timestamp is `end - 1`, so it falls into the windows that its own window lies in.
+        name: the identity of its state in the checkpoint.
+        """
+        made = as_reducer(reducers, named)
+        members = dict(made.members) if isinstance(made, Several) else {getattr(made, "name", type(made).__name__): made}
+        fields = self._keyed._fields
+        for word in ("start", "end", *(fields if fields is not None else ("key",))):
+            if word in members:
+                raise DefinitionError(
+                    f"window {name!r}: a reducer cannot be called {word!r}, because every result has that field. Give it another name."
+                )
+        branches = self._distinct()
+        about = {"window": self._kind.describe(), "reduce": made.describe()}
+        options: dict[str, Any] = {"on_error": on_error, "renamed_from": renamed_from, "about": about, "in_columns": True}
+        links = {one.stream: one.links for one in branches if one.links}
+        factory = partial(window_operator, WindowSpec(self._kind, members, fields, links))
+        return self._keyed.pipeline._operate(name, factory, {one.stream: one.key for one in branches}, self._late, **options)
+
+    def _distinct(self) -> list[KeyedBranch]:
+        """Each stream once: a second way of the same one goes through a step of its own."""
+        found: dict[str, KeyedBranch] = {}
+        for one in self._keyed._branches:
+            if one.stream in found:
+                one = one._replace(stream=self._keyed.pipeline._chained((Branch(one.stream),)))
+            found[one.stream] = one
+        return list(found.values())
+
+
+def window_operator(spec: WindowSpec) -> Any:
+    """The operator, made where it runs: it needs pyarrow."""
+    if isinstance(spec.kind, Session):
+        from millstream.operators.session import SessionWindow
+
+        return SessionWindow(spec)
+    from millstream.operators.panes import PaneWindow
+
+    return PaneWindow(spec)
+
+
+def production_kind(kind: str, who: str) -> str:
+    if kind not in PRODUCTIONS:
+        raise DefinitionError(f"{who}: production={kind!r}: use ms.WEAK, ms.STRONG or ms.ADAPTIVE")
+    return kind
