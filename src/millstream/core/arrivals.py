@@ -31,6 +31,10 @@ class Rejected(msgspec.Struct, frozen=True):
     value: Any
     why: str
 
+    def place(self) -> tuple[str, int, str, str]:
+        """Where it stands among others."""
+        return self.stream, BEGINNING if self.timestamp is None else self.timestamp, self.id or "", repr(self.value)
+
 
 class OperatorInput(msgspec.Struct):
     """What came for an operator that works on columns (`operators/`): the records of each input in no order, and what others have made of records already.

@@ -300,7 +300,7 @@ class Step:
         """Records that no hook can be called with: dead letters under the key "", or the end of the epoch."""
         visit, times = self.visit, self.times
         known: dict[bytes, int] = {}
-        for one in sorted(rejected, key=_canonical):
+        for one in sorted(rejected, key=Rejected.place):
             if self.wiring.dead_letters is None:
                 raise InputError(
                     f"stream {one.stream!r} into computation {self.name!r}: {one.why}, in the record {repr(one.value)[:500]}. Nothing of this epoch was "
@@ -497,7 +497,3 @@ class Step:
             f"computation {self.name!r}, key {self.visit.key!r}: {type(error).__name__}: {error}\n{handling}"
             f"  The epoch was not committed; nothing is lost. Fix the code or the input and run again.\n{trace}"
         )
-
-
-def _canonical(one: Rejected) -> tuple[str, int, str, str]:
-    return one.stream, BEGINNING if one.timestamp is None else one.timestamp, one.id or "", repr(one.value)

@@ -160,8 +160,6 @@ def _check(given: Any, where: str) -> None:
     for one in _BUILTIN:
         if given is getattr(builtins, one.__name__, one):
             raise DefinitionError(f"{told}: this is Python's own {one.__name__}: write ms.{one.__name__}()")
-    if isinstance(given, Mapping):
-        raise DefinitionError(f"{told}: give several reducers by keyword: reduce(people=ms.count(), age=ms.mean('age'))")
     if given is len:
         raise DefinitionError(f"{told}: write ms.count()")
     raise DefinitionError(
