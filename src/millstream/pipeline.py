@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import as_text
 from millstream.operators.record_keys import with_record_keys
-from millstream.operators.streams import Branch, Stream, Via, production_kind
+from millstream.operators.streams import Branch, Keyed, Stream, Via, distinct, keyed_inputs, production_kind, stateless
 from millstream.sinks.base import Sink
 from millstream.sources.base import as_source
 from millstream.sources.schema import check_injector, check_keys, table_fields
@@ -119,7 +119,7 @@ class Pipeline:
     def compute(
         self,
         computation: Callable[[], Computation],
-        *inputs: Stream | Via | str,
+        *inputs: Stream | Keyed | Via | str,
         key: Any = None,
         produces: str | Sequence[str] | None = None,
         name: str | None = None,
@@ -133,7 +133,7 @@ class Pipeline:
     ) -> Any:
         """Runs a computation on one or several streams.
 
-        computation: a subclass of `ms.Computation`, or anything that makes an instance when called (such as functools.partial).
+        computation: a subclass of `ms.Computation`, or anything that makes an instance when called. inputs: streams, also with their key (`by(...)`).
         key: for an injected stream a column name, SQL text such as "coalesce(user, '?')", what `ms.col("user")` makes, a list of those (the key is a
         tuple), or a Spark Column; for an internal stream a field's name, SQL text, what ms.col makes, a list of those, a callable on the record, or None
         for the producer's key, which needs no shuffle. A dict gives each stream its own.
@@ -176,19 +176,9 @@ class Pipeline:
 
     def _chained(self, branches: tuple[Branch, ...]) -> str:
         """The stream of what is done to records on their way: a computation that nobody has named."""
-        from millstream.operators.chain import Stateless  # it needs pyarrow
-
-        injected = {one.stream: self._is_injected(one.stream) for one in branches}
-        if len(injected) < len(branches):
-            branches = tuple(one if at == first else Branch(self._chained((one,))) for at, one, first in _with_first(branches))
-            return self._chained(branches)
-        base = "+".join(stream.partition("~")[0] for stream in injected)
-        name = f"{base}~{1 + sum(spec.hidden and spec.name.partition('~')[0] == base for spec in self._computations)}"
-        inputs = tuple(Input(stream, key=() if is_injected else None) for stream, is_injected in injected.items())
-        keyed = {stream: not is_injected for stream, is_injected in injected.items()}
-        make = partial(Stateless, {one.stream: one.links for one in branches}, keyed)
-        self._computations.append(ComputationSpec(name, make, inputs, (name,), hidden=True))
-        return name
+        names = [spec.name for spec in self._computations if spec.hidden]
+        self._computations.append(stateless(distinct(branches, self._chained), self._is_injected, names))
+        return self._computations[-1].name
 
     def _operate(
         self, name: str, factory: Callable[[], Computation], inputs: Mapping[str, Any], late: str | None, **options: Any
@@ -225,10 +215,11 @@ class Pipeline:
     def _names(self) -> set[str]:
         return {spec.name for spec in self._computations} | {relation.name for relation in self._relations}
 
-    def _inputs(self, name: str, inputs: Sequence[Stream | Via | str], key: Any, late: str | Mapping[str, str] | None) -> tuple[Input, ...]:
+    def _inputs(self, name: str, inputs: Sequence[Any], key: Any, late: str | Mapping[str, str] | None) -> tuple[Input, ...]:
         """The streams that a computation reads, each with its key and its way."""
         if not inputs:
             raise DefinitionError(f"computation {name!r} reads no stream")
+        inputs, key = keyed_inputs(inputs, f"computation {name!r}", key)
         ways = [i if isinstance(i, Via) else None for i in inputs]
         streams = [self._stream_name(i.stream if isinstance(i, Via) else i, f"computation {name!r}") for i in inputs]
         if len(set(streams)) < len(streams):
@@ -407,6 +398,12 @@ class Pipeline:
         program.expressions.update(self._expressions)
         return program
 
+    def explain(self) -> str:
+        """The plan, for people: stages and tasks, which operators work on columns and why others do not, and what each keeps."""
+        from millstream.status.explain import explained
+
+        return explained(self.topology())
+
     def run(
         self,
         spark: Any = None,
@@ -460,12 +457,6 @@ class Pipeline:
         if stream.pipeline is not self:
             raise DefinitionError(f"{who}: stream {stream.name!r} belongs to pipeline {stream.pipeline.name!r}")
         return stream.name
-
-
-def _with_first(branches: Sequence[Branch]) -> Iterator[tuple[int, Branch, int]]:
-    """Each with its place, and the place of the first one of the same stream."""
-    streams = [one.stream for one in branches]
-    return ((at, one, streams.index(one.stream)) for at, one in enumerate(branches))
 
 
 def dead_letters(computation: str) -> str:

@@ -52,6 +52,7 @@ def add_command(commands: Commands) -> None:
     run.add_argument("--packages", metavar="G:A:V,...", help="Java packages that Spark fetches, such as a Kafka connector")
     run.add_argument("--py-files", metavar="PATH,...", help="Python files, .zip or .whl for the workers of a cluster")
     run.add_argument("--serve", metavar="HOST:PORT", help="serve the live state beside the run; its cookie is in MILLSTREAM_COOKIE")
+    run.add_argument("--explain", action="store_true", help="print the plan (stages, tasks, what works on columns and why not), and end")
     run.add_argument("--quiet", action="store_true", help="say nothing but errors")
     run.add_argument(
         "--drop", metavar="NAME", action="append", default=[], help="a computation that is gone and whose state may go; may be repeated"
@@ -65,6 +66,9 @@ def _run(args: argparse.Namespace) -> int:
     if not file.is_file():
         return failed(f"there is no file {file}", 2)
     pipeline = pipeline_in(load(file), name, file)
+    if args.explain:
+        print(pipeline.explain())
+        return 0
     checkpoint = args.checkpoint or f"{pipeline.name}-checkpoint"
     console = Console(highlight=False, quiet=args.quiet)
     _say_warnings()

@@ -79,15 +79,19 @@ def applied(links: Sequence[Link], rows: StreamRows, failed: Failed, one_by_one:
     for at, (kind, function) in enumerate(links):
         if not len(rows):
             return rows
-        try:
-            if one_by_one:
-                raise NotInColumns("columns are not used")
-            rows = _in_columns(kind, function, rows)
-        except NotInColumns:
+        made = None if one_by_one else _attempted(kind, function, rows)
+        if made is None:
             return _one_by_one(links[at:], rows, failed)
-        except Exception:  # of some record: which one, is found one by one
-            return _one_by_one(links[at:], rows, failed)
+        rows = made
     return rows
+
+
+def _attempted(kind: str, function: Any, rows: StreamRows) -> StreamRows | None:
+    """A step on columns; None where that cannot be done, or fails for some record: which one, is found one by one."""
+    try:
+        return _in_columns(kind, function, rows)
+    except Exception:
+        return None
 
 
 def _in_columns(kind: str, function: Any, rows: StreamRows) -> StreamRows:

@@ -15,7 +15,7 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +26,7 @@ from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.computation import Computation
 from millstream.core.outcome import Outcome
 from millstream.core.time import END
-from millstream.operators.chain import applied
+from millstream.operators.chain import applied, in_columns
 from millstream.operators.expressions import NotInColumns
 from millstream.operators.partials import Labels, Partials, coded, column_of, decoded, encoded, labels, values_of
 from millstream.operators.results import Results
@@ -34,6 +34,7 @@ from millstream.operators.rows import StreamRows, rows_of
 from millstream.operators.vectors import OneByOne, Vector, vector_of
 from millstream.operators.window_spec import WindowSpec
 from millstream.operators.windows import Calendar, Fixed, Same
+from millstream.reducers.base import Reducer, spelled
 
 if TYPE_CHECKING:
     from millstream.core.operator_step import OperatorStep
@@ -57,6 +58,10 @@ class PaneWindow(Computation):
     def __init__(self, spec: WindowSpec) -> None:
         self.spec = spec
         self.vectors: list[Vector] = [vector_of(reducer) for reducer in spec.reducers.values()]
+
+    def explain(self) -> list[tuple[str, str]]:
+        """By part, why it does not work on columns; "" where it does."""
+        return explained_parts(self.spec, self.vectors)
 
     @property
     def folds_ahead(self) -> bool:
@@ -99,7 +104,7 @@ class PaneStep:
     def run(self, given: OperatorInput) -> Outcome:
         step = self.step
         self.prepare(given)
-        made = [table for rows in given.rows if len(rows) and len(table := self._partials(rows, given.one_by_one))]
+        made = [table for rows in given.rows if len(table := self._partials(self.linked(rows, given.one_by_one)))]
         is_one = len(made) == 1 and not given.chunks  # and in order already
         results = self._close(made[0] if is_one else self.folded([*made, *map(decoded, given.chunks)]))
         step.counts.next_low = self._next_end()
@@ -115,9 +120,8 @@ class PaneStep:
 
     # --- records to partial results
 
-    def _partials(self, rows: StreamRows, one_by_one: bool) -> Partials:
+    def _partials(self, rows: StreamRows) -> Partials:
         """The partial results of some records. Late ones are put aside."""
-        rows = self.linked(rows, one_by_one)
         if not len(rows):
             return NOTHING
         ends, starts, late = self._placed(rows)
@@ -129,7 +133,32 @@ class PaneStep:
             if not len(rows):
                 return NOTHING
         groups = labels(ends, *coded(rows.keys), starts)
-        return groups.with_columns(self._lifted(rows, groups))
+        columns = attempted(self._lifted, rows, groups)
+        if columns is None:
+            return self._partials(self.without_failing(rows, groups))
+        return groups.with_columns(columns)
+
+    def without_failing(self, rows: StreamRows, groups: Labels) -> StreamRows:
+        """The rows without those for which a reducer raises, which are dead letters, or the end of the epoch."""
+        keep = np.ones(len(rows), bool)
+        totals: dict[tuple[int, int], Any] = {}
+        ids = rows.ids()
+        for at, (record, group) in enumerate(zip(rows.records(), groups.of.tolist(), strict=True)):
+            found = {}
+            try:
+                for number, vector in enumerate(self.vectors):
+                    reducer = vector.reducer
+                    part = reducer.lift_at(record.value, [record.timestamp, ids[at]]) if reads(reducer, rows) else None
+                    total = totals.get((group, number))
+                    if part is not None:
+                        found[group, number] = part if total is None else reducer.combine(total, part)
+            except Exception as error:
+                self.step.put_failed(record, error)
+                keep[at] = False
+            else:
+                totals.update(found)
+        assert not keep.all(), "a reducer raised, and does not for any single record"
+        return rows.where(keep)
 
     def linked(self, rows: StreamRows, one_by_one: bool) -> StreamRows:
         """Rows behind what is done to them before."""
@@ -140,6 +169,9 @@ class PaneStep:
         """The parts of all reducers, by group, in columns."""
         columns: list[Any] = []
         for vector in self.vectors:
+            if not reads(vector.reducer, rows):
+                columns += [pa.nulls(len(groups), pa.int64())] * vector.width
+                continue
             try:
                 columns += vector.lifted(rows, groups)
             except NotInColumns:
@@ -150,6 +182,9 @@ class PaneStep:
         """The parts of all reducers, by group, as Python values."""
         found = []
         for vector in self.vectors:
+            if not reads(vector.reducer, rows):
+                found.append([None] * len(groups))
+                continue
             try:
                 found.append(self.parts_of(vector, vector.lifted(rows, groups)))
             except NotInColumns:
@@ -346,6 +381,31 @@ class PaneStep:
         windows = (window, starts, ends)
         with_ids = stream in step.visit.named_streams
         return Results(step.name, stream, table.codes, table.names, windows, fields, columns, step.visit.least, with_ids)
+
+
+def explained_parts(spec: WindowSpec, vectors: Sequence[Vector]) -> list[tuple[str, str]]:
+    """The steps and reducers of a window, each with the reason why it does not work on columns."""
+    links = [link for links in spec.links.values() for link in links]
+    found = [
+        (f"{kind} {spelled(function)}", "" if in_columns([(kind, function)]) else "it is a Python function") for kind, function in links
+    ]
+    for name, vector in zip(spec.reducers, vectors, strict=True):
+        why = vector.reason if type(vector) is Vector else "it has a Python function" if vector.reducer.functions else ""
+        found.append((f"{name} = {vector.reducer.describe()}", why))
+    return found
+
+
+def attempted(lift: Callable[[StreamRows, Labels], Any], rows: StreamRows, groups: Labels) -> Any:
+    """What a function makes of rows; None where a reducer raises: for which record, is found one by one."""
+    try:
+        return lift(rows, groups)
+    except Exception:
+        return None
+
+
+def reads(reducer: Reducer, rows: StreamRows) -> bool:
+    """Whether a reducer reads records of a stream: all do, unless of= says another."""
+    return getattr(reducer, "of", None) in (None, rows.stream)
 
 
 def _first_name(end: int, kind: int = 0) -> bytes:

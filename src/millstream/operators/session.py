@@ -37,7 +37,7 @@ from millstream.core.keyspace import (
 from millstream.core.operator_step import OperatorStep
 from millstream.core.outcome import Outcome
 from millstream.core.time import BEGINNING, END
-from millstream.operators.panes import OTHER_REDUCERS, PaneStep
+from millstream.operators.panes import OTHER_REDUCERS, PaneStep, attempted, explained_parts
 from millstream.operators.partials import Labels, Partials, coded
 from millstream.operators.results import Results
 from millstream.operators.rows import StreamRows, rows_of
@@ -60,6 +60,12 @@ class SessionWindow(Computation):
         self.spec = spec
         self.vectors: list[Vector] = [vector_of(reducer) for reducer in spec.reducers.values()]
 
+    def explain(self) -> list[tuple[str, str]]:
+        """By part, why it does not work on columns; "" where it does."""
+        return explained_parts(self.spec, self.vectors)
+
+    folds_ahead = False
+
     def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
         return SessionStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))
 
@@ -75,7 +81,7 @@ class SessionStep(PaneStep):
         self.prepare(given)
         fresh: dict[str, Sessions] = {}
         for rows in given.rows:
-            for text, first, last, parts in self._fragments(rows, given.one_by_one):
+            for text, first, last, parts in self._fragments(self._on_time(self.linked(rows, given.one_by_one))):
                 fresh.setdefault(text, []).append([first, last, *parts])
         due = self._due()
         closed: list[tuple[str, list[Any]]] = []
@@ -99,10 +105,8 @@ class SessionStep(PaneStep):
 
     # --- records to fragments of sessions
 
-    def _fragments(self, rows: StreamRows, one_by_one: bool) -> list[tuple[str, int, int, list[Any]]]:
+    def _fragments(self, rows: StreamRows) -> list[tuple[str, int, int, list[Any]]]:
         """Records that belong together: (key text, first, last, parts)."""
-        rows = self.linked(rows, one_by_one)
-        rows = self._on_time(rows)
         if not len(rows):
             return []
         codes, names = coded(rows.keys)
@@ -115,7 +119,9 @@ class SessionStep(PaneStep):
         of = np.empty(len(order), np.int64)
         of[order] = np.cumsum(cut) - 1
         groups = Labels(of, np.diff(np.append(starts, len(order))), Partials(lasts, sorted_codes[starts], names, []))
-        lists = self.lifted_parts(rows, groups)
+        lists = attempted(self.lifted_parts, rows, groups)
+        if lists is None:
+            return self._fragments(self.without_failing(rows, groups))
         texts = groups.table.keys.to_pylist()
         return list(zip(texts, sorted_times[starts].tolist(), lasts.tolist(), map(list, zip(*lists, strict=True)), strict=True))
 

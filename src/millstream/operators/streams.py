@@ -9,20 +9,20 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from millstream.core.links import FILTER, FLAT_MAP, MAP, Link
 from millstream.core.outcome import DROP
 from millstream.core.time import Duration, duration
-from millstream.core.topology import FAIL, PRODUCTIONS, is_expression
+from millstream.core.topology import FAIL, PRODUCTIONS, ComputationSpec, Input, is_expression
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import Expression
 from millstream.operators.functions import as_function
 from millstream.operators.window_spec import WindowSpec
 from millstream.operators.windows import Session, WindowKind
-from millstream.reducers.base import Reducer
+from millstream.reducers.base import Reducer, spelled
 from millstream.reducers.composite import Several, as_reducer
 
 
@@ -134,7 +134,7 @@ class Not:
         return not self._f(item)
 
     def __repr__(self) -> str:
-        return f"not {self._f!r}"
+        return f"not {spelled(self._f)}"
 
 
 class KeyedBranch(NamedTuple):
@@ -287,21 +287,55 @@ class Windowed:
                 raise DefinitionError(
                     f"window {name!r}: a reducer cannot be called {word!r}, because every result has that field. Give it another name."
                 )
-        branches = self._distinct()
+        branches = distinct(self._keyed._branches, self._keyed.pipeline._chained)
         about = {"window": self._kind.describe(), "reduce": made.describe()}
         options: dict[str, Any] = {"on_error": on_error, "renamed_from": renamed_from, "about": about, "in_columns": True}
         links = {one.stream: one.links for one in branches if one.links}
         factory = partial(window_operator, WindowSpec(self._kind, members, fields, links))
         return self._keyed.pipeline._operate(name, factory, {one.stream: one.key for one in branches}, self._late, **options)
 
-    def _distinct(self) -> list[KeyedBranch]:
-        """Each stream once: a second way of the same one goes through a step of its own."""
-        found: dict[str, KeyedBranch] = {}
-        for one in self._keyed._branches:
-            if one.stream in found:
-                one = one._replace(stream=self._keyed.pipeline._chained((Branch(one.stream),)))
-            found[one.stream] = one
-        return list(found.values())
+
+def distinct(branches: Sequence[Any], chained: Callable[[tuple[Branch, ...]], str]) -> tuple[Any, ...]:
+    """Branches with each stream once: a second way of the same one goes through a step of its own."""
+    found: dict[str, Any] = {}
+    for one in branches:
+        if one.stream in found:
+            one = one._replace(stream=chained((Branch(one.stream),)))
+        found[one.stream] = one
+    return tuple(found.values())
+
+
+def stateless(branches: Sequence[Branch], is_injected: Callable[[str], bool], taken: Sequence[str]) -> ComputationSpec:
+    """A computation of steps without state. Its name is made of what it reads; taken: names that others of its kind have."""
+    base = "+".join(one.stream.partition("~")[0] for one in branches)
+    name = f"{base}~{1 + sum(other.partition('~')[0] == base for other in taken)}"
+    inputs = tuple(Input(one.stream, key=() if is_injected(one.stream) else None) for one in branches)
+    about = {"steps": "; ".join(f"{kind} {spelled(function)}" for one in branches for kind, function in one.links)}
+    make = partial(stateless_steps, {one.stream: one.links for one in branches}, {i.stream: i.key is None for i in inputs})
+    return ComputationSpec(name, make, inputs, (name,), hidden=True, about=about)
+
+
+def stateless_steps(links: Mapping[str, Sequence[Link]], keyed: Mapping[str, bool]) -> Any:
+    """The computation, made where it runs."""
+    from millstream.operators.chain import Stateless
+
+    return Stateless(links, keyed)
+
+
+def keyed_inputs(inputs: Sequence[Any], who: str, key: Any) -> tuple[Sequence[Any], Any]:
+    """Inputs of which some bring their key, as streams and a key for each."""
+    if not any(isinstance(one, Keyed) for one in inputs):
+        return inputs, key
+    if key is not None and not isinstance(key, Mapping):
+        raise DefinitionError(f"{who}: give key= or streams with their key (by(...)), not both")
+    found, keys = [], dict(key or {})
+    for one in inputs:
+        if isinstance(one, Keyed):
+            branch = one._single(who)
+            keys[branch.stream] = branch.key
+            one = Stream(branch.stream, one.pipeline)
+        found.append(one)
+    return found, keys
 
 
 def window_operator(spec: WindowSpec) -> Any:

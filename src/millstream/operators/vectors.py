@@ -31,7 +31,7 @@ class Vector:
     #: How parts are combined, column by column; None: by the reducer.
     merges: tuple[str, ...] | None = None
     #: Why not in columns, for `--explain`.
-    reason = "is made value by value"
+    reason = "this reducer is made value by value"
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer

@@ -6,8 +6,9 @@ Rules
 2. NaN is skipped: it is neither less nor greater than anything.
 3. Of equal ones that can be told apart (1 and 1.0, two documents with one version) `order_key` decides: never the order of arrival.
 4. None of them has an inverse: whoever takes the least away must look at the others.
-5. A part of top and bottom is a list of at most n, the best first: what is shown, or [by, what is shown] if it goes by something else. Nothing behind the
-   n-th is kept. Ties are ordered by `order_key` of what is shown, least first, in both. A value counts as often as it comes.
+5. A part of top and bottom is a list of at most n, the best first: what is shown, or [by, what is shown] if it goes by something else. With `ties`, those
+   that equal the n-th stand behind it. Nothing else is kept. Ties are ordered by `order_key` of what is shown, least first, in both. A value counts as
+   often as it comes.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ class Endmost(FieldReducer):
 
     greatest = False
 
-    def __init__(self, field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> None:
-        super().__init__(field, where=where)
+    def __init__(self, field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None, of: Any = None) -> None:
+        super().__init__(field, where=where, of=of)
         self.by = self.checked_by(by)
         self.wants_order = by is None
 
@@ -206,8 +207,18 @@ class Best(FieldReducer):
     empty: Any = []
     greatest = True
 
-    def __init__(self, n: int, field: Chosen = None, *, by: Chosen = None, where: Callable[[Any], Any] | None = None) -> None:
-        super().__init__(field, where=where)
+    def __init__(
+        self,
+        n: int,
+        field: Chosen = None,
+        *,
+        by: Chosen = None,
+        where: Callable[[Any], Any] | None = None,
+        of: Any = None,
+        ties: bool = False,
+    ) -> None:
+        super().__init__(field, where=where, of=of)
+        self.ties = ties
         self.n = checked_number(f"{self.name}(n, ...)", "n", n, MOST_KEPT)
         self.by = self.checked_by(by)
 
@@ -222,7 +233,7 @@ class Best(FieldReducer):
         return None if by is None else [[by, shown]]
 
     def combine(self, a: Any, b: Any) -> Any:
-        if len(a) == self.n and len(b) == 1:  # most often the one is not among the best
+        if len(a) >= self.n and len(b) == 1:  # most often the one is not among the best
             x, y = (a[-1], b[0]) if self.by is None else (a[-1][0], b[0][0])
             try:
                 if y < x if self.greatest else x < y:
@@ -245,6 +256,8 @@ class Best(FieldReducer):
             entries.sort(key=by, reverse=self.greatest)
         except TypeError:
             raise incomparable(entries if by is None else map(_first, entries), self) from None
+        if self.ties:
+            return self._untied(entries)
         n = self.n
         compared = entries[: n + 1] if by is None else list(map(_first, entries[: n + 1]))
         if not any(map(eq, compared, compared[1:])) or (by is None and len(kinds := set(map(type, entries))) == 1 and kinds <= FIRM):
@@ -259,13 +272,17 @@ class Best(FieldReducer):
             found += sorted(tied, key=place) if len(tied) > 1 else tied
             if len(found) >= self.n:
                 break
-        return found[: self.n]
+        if not self.ties:
+            return found[: self.n]
+        if len(found) > MOST_KEPT:
+            raise HookError(f"{self.describe()}: more than {MOST_KEPT:,} values tie. Leave ties=True out, or go by more than one field.")
+        return found
 
 
 class top(Best):
     """The n values with the greatest `by` (a field or a function), the greatest first; shows the field, or the whole value.
 
-    Without `by` it goes by what is shown. n is at most 1,000.
+    Without `by` it goes by what is shown. n is at most 1,000. ties: all that equal the n-th are shown, too.
 
     >>> reducer = top(2, "name", by="age")
     >>> people = [{"name": "Sue", "age": 9}, {"name": "Tod", "age": 7}, {"name": "Ann", "age": 9}]

@@ -23,9 +23,12 @@ class FieldReducer(Reducer):
     n: Any = None  # what some of them have beside the field
     by: Chosen = None
     limit: int | None = None
+    ties: bool = False
 
-    def __init__(self, field: Chosen = None, *, where: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, field: Chosen = None, *, where: Callable[[Any], Any] | None = None, of: Any = None) -> None:
+        """of: the stream whose records it reads, where an operator reads several (`merge`)."""
         self.name = type(self).__name__
+        self.of = getattr(of, "name", of)
         self.field = field
         self.where = where
         self._item = field if isinstance(field, str) else None
@@ -71,7 +74,7 @@ class FieldReducer(Reducer):
 
     def describe(self) -> str:
         said = [spelled(value) for value in (self.n, self.field) if value is not None]
-        named = {"by": self.by, "where": self.where, "limit": self.limit}
+        named = {"by": self.by, "where": self.where, "limit": self.limit, "of": self.of, "ties": self.ties or None}
         said += [f"{name}={spelled(value)}" for name, value in named.items() if value is not None]
         return f"{self.name}({', '.join(said)})"
 

@@ -87,8 +87,10 @@ class collect(FieldReducer):
 
     empty: Any = []
 
-    def __init__(self, field: Chosen = None, limit: int | None = None, *, where: Callable[[Any], Any] | None = None) -> None:
-        super().__init__(field, where=where)
+    def __init__(
+        self, field: Chosen = None, limit: int | None = None, *, where: Callable[[Any], Any] | None = None, of: Any = None
+    ) -> None:
+        super().__init__(field, where=where, of=of)
         self.limit = None if limit is None else checked_number("collect(limit=...)", "limit", limit, MOST_COLLECTED)
 
     def lift(self, value: Any) -> Any:

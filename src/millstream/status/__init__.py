@@ -3,6 +3,7 @@
     report      the status of a pipeline, of its checkpoint, and of its tables, views and joins, as data
     render      a status and rows, for terminals and notebooks
     render_relations  tables, views and joins, for terminals
+    explain     the plan of a pipeline
     narrator    what a run says while it goes on
     check       are the views of a checkpoint right?
 

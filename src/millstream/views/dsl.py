@@ -194,6 +194,10 @@ class View(Relation):
 
     def __init__(self, of: Grouped, reducer: Reducer, name: str, options: ViewOptions) -> None:
         source = of.mapped.source
+        if any(getattr(one, "of", None) for one in getattr(reducer, "members", {"": reducer}).values()):
+            raise DefinitionError(
+                f"view {name!r}: {reducer!r}: of= is for operators that read several streams; a view has one source. Leave it out."
+            )
         if not options.origins and by_reference(reducer).remove is None:
             raise DefinitionError(f"view {name!r}: origins=False needs a reducer with an inverse, and {reducer!r} has none. Leave it out.")
         if reducer.wants_order and not (isinstance(source, PipelineTable) and source.rules.versioned):
