@@ -133,9 +133,7 @@ def test_a_function_that_raises_ends_the_epoch_with_the_record_or_becomes_a_dead
 
 def test_a_reducer_that_cannot_combine_two_values_makes_the_second_a_dead_letter() -> None:
     p = ms.Pipeline("mixed")
-    rows = p.inject(
-        "rows", ms.sources.files("rows/", schema="k string, at long, v variant") if False else ms.sources.rate(1), timestamp="timestamp"
-    )
+    rows = p.inject("rows", ms.sources.files("rows/", schema="value long, at long"), timestamp="at")
     made = rows.by().map(lambda r: r.value["value"] if r.value["value"] != 2 else "two")
     least = made.window(ms.windows.tumbling("1h")).reduce(ms.min(), name="least", on_error=ms.DEAD_LETTER)
     p.emit(least, ms.sinks.memory())

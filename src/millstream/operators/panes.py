@@ -81,12 +81,12 @@ class PaneWindow(Computation):
             return None
         return kind.last_ends(ends) <= before
 
-    def ahead(self, rows: StreamRows) -> Partials:
-        """Partial results of rows of which none is late. Raises NotInColumns."""
+    def ahead(self, rows: StreamRows) -> tuple[Partials, Any]:
+        """Partial results of rows of which none is late, and how many rows are in each. Raises NotInColumns."""
         window = self.spec.kind
         assert isinstance(window, Fixed | Calendar)
         groups = labels(window.pane_ends(rows.times), *coded(rows.keys), ordered=False)
-        return groups.with_columns([column for vector in self.vectors for column in vector.lifted(rows, groups)])
+        return groups.with_columns([column for vector in self.vectors for column in vector.lifted(rows, groups)]), groups.count
 
     def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
         return PaneStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))

@@ -77,16 +77,16 @@ class Folding:
         """Rows that are not late as a table of chunks. Raises NotInColumns."""
         operator = self._operator(route)
         kind = self._compiled.make(route.computation)[1]
-        made = operator.ahead(StreamRows(SourceBatch(route.stream, rows), key, hashing.numbers(times, np.int64)))
+        made, counts = operator.ahead(StreamRows(SourceBatch(route.stream, rows), key, hashing.numbers(times, np.int64)))
         of = hashing.shards_of(made.names, shards)
         bodies, parts = [], []
         reports = self._compiled.routes_of[route.stream][0].index == route.index
         about = seen(injector, pa.table({"ts": times, **marks}), ALL, self._newest[route.stream]) if reports else None
-        records = len(key)
         for shard in np.unique(of).tolist():
             table = made.of_names(of == shard)
+            records = int(counts[of[made.codes] == shard].sum())
             bodies.append(encode_folded(FoldedRows(records, encoded(table, kind.encode_sub, kind.decode_sub, with_ends=True), about)))
-            records, about = 0, None  # said once
+            about = None  # said once
             parts.append(shard + (route.group * shards if route.level == 0 else 0))
         count = len(bodies)
         columns = (parts, [route.index] * count, [""] * count, [0] * count, [""] * count, [0] * count, bodies)
