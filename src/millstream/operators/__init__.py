@@ -1,13 +1,14 @@
 """How do records become results, in columns?
 
-    streams         what users write: map, filter, by, window, reduce, join
+    dsl             what users write: by, window, reduce
     windows         which windows a time falls into: `ms.windows`
     rows            what an operator reads
     vectors         reducers on columns
     partials        partial results, one row per window and key, and their bytes
+    merging         partial results of the same panes and keys become one, and are shown
     panes           the window operator, on a store of panes
+    pane_rows       what it keeps, as rows: for whoever reads its state
     results         what operators produce, as columns
-    chain           steps without state: map, filter, flat_map
     interval_join   two streams, by the distance of their timestamps
     asof            each left record with the newest right one not after it
     in_order        the records of a key in order of time

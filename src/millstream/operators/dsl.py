@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from millstream.core.outcome import DROP
-from millstream.core.topology import FAIL
+from millstream.core.topology import FAIL, WINDOW
 from millstream.errors import DefinitionError
+from millstream.operators.pane_rows import shape_of
 from millstream.operators.panes import PaneWindow, WindowSpec
 from millstream.operators.windows import Calendar, Fixed, Same, WindowKind
 from millstream.reducers.base import Reducer
@@ -73,5 +74,7 @@ class Windowed:
             on_error=on_error,
             renamed_from=renamed_from,
             in_columns=True,
+            kind=WINDOW,
+            window=shape_of(kind, reducers),
             about=about,
         )

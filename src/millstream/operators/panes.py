@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.computation import Computation
 from millstream.core.outcome import Outcome
 from millstream.core.time import END
 from millstream.operators.expressions import NotInColumns
-from millstream.operators.partials import Labels, Partials, coded, column_of, decoded, encoded, labels, values_of
+from millstream.operators.merging import NOTHING, Merging
+from millstream.operators.partials import Labels, Partials, coded, decoded, encoded, labels
 from millstream.operators.results import Results
 from millstream.operators.rows import StreamRows, rows_of
 from millstream.operators.vectors import OneByOne, Vector, vector_of
@@ -93,21 +93,21 @@ class PaneStep:
     """One epoch of a window operator on one shard."""
 
     def __init__(self, operator: PaneWindow, step: Step) -> None:
-        self.spec, self.vectors, self.step = operator.spec, operator.vectors, step
+        self.spec, self.step = operator.spec, step
         self.store, self.times = step.store, step.times
-        self.encode, self.decode = step.kind.encode_sub, step.kind.decode_sub
+        self.merging = Merging(operator.spec.reducers, operator.vectors, step.kind.encode_sub, step.kind.decode_sub)
         self._read: dict[bytes, Partials] = {}
 
     def run(self, given: OperatorInput) -> Outcome:
         step = self.step
         if given.one_by_one:
-            self.vectors = [OneByOne(vector) for vector in self.vectors]
+            self.merging.vectors = [OneByOne(vector) for vector in self.merging.vectors]
         if given.rejected:
             step.reject(given.rejected)
         made = [table for rows in given.rows if len(rows) and len(table := self._partials(rows))]
         step.counts.records = sum(map(len, given.rows)) + given.folded
         is_one = len(made) == 1 and not given.chunks  # and in order already
-        results = self._close(made[0] if is_one else self.folded([*made, *map(decoded, given.chunks)]))
+        results = self._close(made[0] if is_one else self.merging.folded([*made, *map(decoded, given.chunks)]))
         step.counts.next_low = self._next_end()
         return Outcome(step.delta, step.visit.productions, step.counts, results=results)
 
@@ -125,7 +125,7 @@ class PaneStep:
                 return NOTHING
         groups = labels(ends, *coded(rows.keys), starts)
         columns: list[Any] = []
-        for vector in self.vectors:
+        for vector in self.merging.vectors:
             try:
                 columns += vector.lifted(rows, groups)
             except NotInColumns:
@@ -163,54 +163,7 @@ class PaneStep:
             if part is not None:
                 total = totals[at]
                 totals[at] = part if total is None else combine(total, part)
-        return self._columns_of(vector, totals)
-
-    def _columns_of(self, vector: Vector, parts: Sequence[Any]) -> list[Any]:
-        if vector.width == 1:
-            return [column_of(parts, self.encode)]
-        return [column_of(column, self.encode) for column in zip(*map(vector.split, parts), strict=True)]
-
-    def parts_of(self, vector: Vector, columns: Sequence[Any]) -> list[Any]:
-        """The parts that stand in columns."""
-        lists = [values_of(column, self.decode) for column in columns]
-        return lists[0] if vector.width == 1 else [vector.join(row) for row in zip(*lists, strict=True)]
-
-    # --- partial results to fewer of them
-
-    def folded(self, tables: Sequence[Partials]) -> Partials:
-        """Partial results of the same windows and keys become one."""
-        if not tables:
-            return NOTHING
-        ends = np.concatenate([table.ends for table in tables])
-        starts = None if tables[0].starts is None else np.concatenate([table.starts for table in tables])
-        places, names = coded(pa.concat_arrays([table.names for table in tables]))
-        first = np.cumsum([0, *(len(table.names) for table in tables)])
-        codes = np.concatenate([places[table.codes + at] for table, at in zip(tables, first, strict=False)])
-        groups = labels(ends, codes, names, starts)
-        columns: list[Any] = []
-        at = 0
-        for vector in self.vectors:
-            mine = [self._joined([table.columns[at + n] for table in tables]) for n in range(vector.width)]
-            at += vector.width
-            try:
-                columns += vector.combined(mine, groups)
-            except NotInColumns:
-                columns += self._combined_one_by_one(vector, mine, groups)
-        return groups.with_columns(columns)
-
-    def _joined(self, columns: Sequence[Any]) -> Any:
-        """Columns one behind the other."""
-        kinds = {column.type for column in columns if column.null_count < len(column)}
-        if len(kinds) <= 1:
-            kind = kinds.pop() if kinds else columns[0].type
-            return pa.concat_arrays([column if column.type == kind else pa.nulls(len(column), kind) for column in columns])
-        return column_of([value for column in columns for value in values_of(column, self.decode)], self.encode)
-
-    def _combined_one_by_one(self, vector: Vector, columns: Sequence[Any], groups: Labels) -> list[Any]:
-        found: list[list[Any]] = [[] for _ in range(len(groups))]
-        for at, part in zip(groups.of.tolist(), self.parts_of(vector, columns), strict=True):
-            found[at].append(part)
-        return self._columns_of(vector, [parts[0] if len(parts) == 1 else vector.reducer.fold(parts) for parts in found])
+        return self.merging.columns_of(vector, totals)
 
     # --- panes
 
@@ -236,14 +189,16 @@ class PaneStep:
         """The entries of panes with ends up to a time, by end."""
         found: dict[int, list[bytes]] = {}
         for name in self.store.keys(PANE, _first_name(until + 1) if until < END else AFTER):  # type: ignore[attr-defined]
-            found.setdefault(_end_of(name), []).append(name)
+            found.setdefault(end_of(name), []).append(name)
         return found
 
     def _told(self, new: Partials, stored: Mapping[int, Sequence[bytes]], low: int) -> list[Results]:
         """Where every pane is a window."""
         table = new.slice(0, int(np.searchsorted(new.ends, low, "right")))
         if stored:
-            table = self.folded([*(self._table(name) for names in stored.values() for name in names), *([table] if len(table) else [])])
+            table = self.merging.folded(
+                [*(self._table(name) for names in stored.values() for name in names), *([table] if len(table) else [])]
+            )
         if not len(table):
             return []
         kind = self.spec.kind
@@ -261,7 +216,7 @@ class PaneStep:
         for start, end in kind.closing(panes, after, low):
             tables = [self._table(name) for at in panes if start < at <= end for name in stored.get(at, ())]
             tables += [fresh[at] for at in panes if start < at <= end and at in fresh]
-            table = self.folded([_at(one, end) for one in tables])
+            table = self.merging.folded([_at(one, end) for one in tables])
             results.append(self._results(table, np.zeros(len(table), np.int64), np.array([start]), np.array([end])))
         return results
 
@@ -271,11 +226,7 @@ class PaneStep:
         if found is None:
             data = self.store.get(name)
             assert data is not None
-            found = self._read[name] = decoded(data, _end_of(name))
-            if len(found.columns) != sum(vector.width for vector in self.vectors):
-                raise ValueError(
-                    "its stored windows were made by other reducers. Put them back, give the operator another name=, or drop its state (drop=[...], --drop)"
-                )
+            found = self._read[name] = self.merging.table(data, end_of(name))
         return found
 
     def _keep(self, end: int, table: Partials) -> None:
@@ -283,11 +234,11 @@ class PaneStep:
         first = _first_name(end)
         alike = [name for name in self.store.keys(first, _first_name(end, 255)) if name[9] == _class(len(table))]  # type: ignore[attr-defined]
         if len(alike) >= MERGED - 1:
-            table = self.folded([*map(self._table, alike), table])
+            table = self.merging.folded([*map(self._table, alike), table])
             for name in alike:
                 self._drop(name)
         self.step.counts.keys += len(table)
-        data = encoded(table, self.encode, self.decode)
+        data = encoded(table, self.merging.encode, self.merging.decode)
         self.step.delta[_NAME.pack(PANE, end + _BIAS, _class(len(table)), self.times.epoch)] = data
 
     def _drop(self, name: bytes) -> None:
@@ -297,8 +248,8 @@ class PaneStep:
     def _next_end(self) -> int | None:
         """The end of the next window that has anything."""
         delta = self.step.delta
-        ahead = next((_end_of(name) for name in self.store.keys(PANE, AFTER) if delta.get(name, b"") is not None), None)  # type: ignore[attr-defined]
-        ends = [_end_of(name) for name, data in delta.items() if data is not None and name.startswith(PANE)]
+        ahead = next((end_of(name) for name in self.store.keys(PANE, AFTER) if delta.get(name, b"") is not None), None)  # type: ignore[attr-defined]
+        ends = [end_of(name) for name, data in delta.items() if data is not None and name.startswith(PANE)]
         pane = min((end for end in (ahead, min(ends, default=None)) if end is not None), default=None)
         if pane is None or isinstance(self.spec.kind, Same):
             return pane
@@ -309,21 +260,12 @@ class PaneStep:
     def _results(self, table: Partials, window: Any, starts: Any, ends: Any) -> Results:
         """What is told of some windows. window: the place of each row's in starts and ends."""
         step, spec = self.step, self.spec
-        columns: dict[str, Any] = {}
-        at = 0
-        for (name, reducer), vector in zip(spec.reducers.items(), self.vectors, strict=True):
-            mine = table.columns[at : at + vector.width]
-            at += vector.width
-            try:
-                columns[name] = vector.shown(mine)
-            except NotInColumns:
-                columns[name] = list(map(reducer.show, self.parts_of(vector, mine)))
         stream = step.wiring.streams[0]
         step.counts.fired += len(table)
         fields = ("key",) if spec.fields is None else spec.fields
         windows = (window, starts, ends)
         with_ids = stream in step.visit.named_streams
-        return Results(step.name, stream, table.codes, table.names, windows, fields, columns, step.visit.least, with_ids)
+        return Results(step.name, stream, table.codes, table.names, windows, fields, self.merging.shown(table), step.visit.least, with_ids)
 
 
 def _first_name(end: int, kind: int = 0) -> bytes:
@@ -333,7 +275,7 @@ def _first_name(end: int, kind: int = 0) -> bytes:
 AFTER = PANE + b"\xff" * 18
 
 
-def _end_of(name: bytes) -> int:
+def end_of(name: bytes) -> int:
     return int.from_bytes(name[1:9], "big") - _BIAS
 
 
@@ -344,6 +286,3 @@ def _class(rows: int) -> int:
 def _at(table: Partials, end: int) -> Partials:
     """A pane's partial results, as those of a window."""
     return msgspec.structs.replace(table, ends=np.full(len(table), end, np.int64))
-
-
-NOTHING = Partials(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.string()), [])

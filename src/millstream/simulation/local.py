@@ -30,6 +30,8 @@ from millstream.engine.plan import Plan, Position, declared, plan
 from millstream.engine.program import Arrival, Compiled, Program
 from millstream.engine.routing import route
 from millstream.errors import DefinitionError
+from millstream.operators.pane_rows import PANES, PaneReader
+from millstream.operators.panes import PaneWindow
 from millstream.simulation.list_inputs import Injected
 from millstream.state.memory_storage import MemoryStore
 from millstream.state.queries import bound, timers_of
@@ -258,8 +260,12 @@ class LocalEngine:
             self.run_epoch()
 
     def state(self, computation: str) -> dict[Any, Any]:
-        """The committed state of every key."""
+        """The committed state of every key; of a window operator its open panes (`operators/pane_rows.py`)."""
         kind = self._kind(computation)
+        made = self.compiled.make(computation)[0]
+        if isinstance(made, PaneWindow):
+            entries = (entry for shard in range(self.shards) for entry in self.stores[computation, shard].scan(*PANES))
+            return {key_of(text): panes for text, panes in PaneReader.of_operator(made, kind).rows(entries)}
         return {
             key_of(entry[len(ROW) :].decode()): bound(kind, entry[len(ROW) :], decode_row(raw), store)
             for store in (self.stores[computation, shard] for shard in range(self.shards))
