@@ -66,10 +66,11 @@ def _state(args: argparse.Namespace) -> int:
         found = steady(log, lambda m: listing.looked_up(m, args.computation, keys, entries=args.limit, unpickle=args.unpickle))
         if not found.rows:
             tried = " nor ".join(f"{key!r} ({type(key).__name__})" for key in keys)
-            raise CheckpointError(
-                f"computation {args.computation!r} has no row for key {tried} in epoch {found.epoch}. A key whose state is the default one "
-                f"and that has no timers is not kept."
-            )
+            why = "A key whose state is the default one and that has no timers is not kept."
+            if found.windows is not None:
+                why = "All its windows have been told."
+            what = "row" if found.windows is None else "open window"
+            raise CheckpointError(f"computation {args.computation!r} has no {what} for key {tried} in epoch {found.epoch}. {why}")
     if args.json:
         print_json(listing.plain_listing(found))
     else:

@@ -20,6 +20,10 @@ from millstream.reducers.base import Reducer
 NOTHING = Partials(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.string()), [])
 
 
+class OtherReducers(ValueError):
+    """What is stored was made by other reducers."""
+
+
 class Merging:
     """How the partial results of some reducers are read, merged and shown. encode, decode: parts that are no plain column."""
 
@@ -36,7 +40,7 @@ class Merging:
         """A stored entry of a pane."""
         found = decoded(data, end)
         if len(found.columns) != sum(vector.width for vector in self.vectors):
-            raise ValueError(
+            raise OtherReducers(
                 "its stored windows were made by other reducers. Put them back, give the operator another name=, or drop its state (drop=[...], --drop)"
             )
         return found

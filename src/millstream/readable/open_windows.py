@@ -14,6 +14,7 @@ from typing import Any
 
 from millstream.core.keys import key_bytes, key_of
 from millstream.errors import CheckpointError
+from millstream.operators.merging import OtherReducers
 from millstream.operators.pane_rows import PANES, KeyPanes, PaneReader
 from millstream.state.codec import msgpack
 from millstream.state.manifest import ComputationState, Manifest
@@ -39,7 +40,7 @@ def panes(cut: Reader, computation: str, reader: PaneReader, start: bytes = b"",
     if computation in cut.manifest.computations:
         try:
             yield from reader.rows(cut.scan(computation, *PANES), start, stop)
-        except ValueError as error:
+        except OtherReducers as error:
             raise _unreadable(computation, error) from error
 
 
@@ -47,8 +48,13 @@ def panes_of_key(cut: Reader, computation: str, reader: PaneReader, row_key: byt
     """Those of one key; None if it has none. Rule 2."""
     try:
         return reader.of_key(cut.scan(computation, *PANES, shard=cut.shard_of(computation, row_key)), row_key)
-    except ValueError as error:
+    except OtherReducers as error:
         raise _unreadable(computation, error) from error
+
+
+def size(cut: Reader, computation: str, reader: PaneReader) -> tuple[int, int]:
+    """How many keys have open panes, and how many panes are open."""
+    return reader.size(cut.scan(computation, *PANES))
 
 
 def states(cut: Reader, computation: str, reader: PaneReader, keys: Iterable[Any] | None = None) -> dict[Any, Any]:
@@ -60,5 +66,5 @@ def states(cut: Reader, computation: str, reader: PaneReader, keys: Iterable[Any
     return {key: found for key in keys if (found := panes_of_key(cut, computation, reader, key_bytes(key))) is not None}
 
 
-def _unreadable(computation: str, error: ValueError) -> CheckpointError:
+def _unreadable(computation: str, error: OtherReducers) -> CheckpointError:
     return CheckpointError(f"computation {computation!r}: {error}")

@@ -23,9 +23,10 @@ from rich.text import Text
 
 from millstream.core.record import Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, describe
-from millstream.readable.listing import Listing, MapView, Opaque, RowView
+from millstream.operators.pane_rows import UnmergedParts
+from millstream.readable.listing import Listing, MapView, Opaque, OpenWindows, RowView
 from millstream.state.heartbeat import RunMode
-from millstream.status.report import ComputationStatus, InjectorStatus, Overview, Status
+from millstream.status.report import ComputationStatus, InjectorStatus, Overview, Status, WindowStatus
 
 _FEW = 3
 _SHORT = 160
@@ -110,9 +111,11 @@ def line(status: Status) -> str:
         f"{status.records_per_second:,.0f}/s",
         f"{status.epoch_millis:,.0f} ms per epoch",
         f"low watermark {describe(low)}" + ("" if lag is None else f" (lag {span(lag)})"),
-        _count(sum(c.keys for c in status.computations), "key"),
-        _count(sum(c.timers for c in status.computations), "timer"),
     ]
+    if any(c.windows is None for c in status.computations):
+        parts += [_count(sum(c.keys for c in status.computations), "key"), _count(sum(c.timers for c in status.computations), "timer")]
+    if any(c.windows is not None for c in status.computations):
+        parts.append(_count(sum(c.windows.partial_results for c in status.computations if c.windows is not None), "partial result"))
     late = sum(c.late for c in status.computations)
     waiting = sum(c.waiting for c in status.computations)
     dead = sum(c.dead_letters for c in status.computations)
@@ -134,7 +137,7 @@ def changes(status: Status) -> tuple[Any, ...]:
         status.epoch < 0,
         status.waits_for,
         status.records,
-        tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting) for c in status.computations),
+        tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting, c.windows) for c in status.computations),
         tuple(name for name, edge in status.edges.items() if edge.stored),
         tuple((one.name, one.what, one.rows) for one in status.fills),
         (status.mode.generation, status.mode.losses, tuple(status.mode.missing), tuple(_stuck(status.mode))),
@@ -142,8 +145,11 @@ def changes(status: Status) -> tuple[Any, ...]:
 
 
 def _details(status: Status) -> list[RenderableType]:
-    """What holds time back, what deduplication did, what adaptive edges do."""
+    """Which windows are open, what holds time back, what deduplication did, what adaptive edges do."""
     parts: list[RenderableType] = []
+    windows = [(c.name, _oldest(c.windows)) for c in status.computations if c.windows is not None]
+    if windows:
+        parts += ["", _pairs("window operator", "open windows", windows)]
     waiting = [(c.name, str(c.held_back_by)) for c in status.computations if c.held_back_by.text and c.low_watermark < END]
     if waiting:
         parts += ["", _pairs("computation", "held back by", waiting)]
@@ -170,6 +176,17 @@ def _details(status: Status) -> list[RenderableType]:
     return parts
 
 
+def _oldest(found: WindowStatus) -> str:
+    """What a window operator has open.
+
+    >>> _oldest(WindowStatus("tumbling('1m')", 60_000, 3)), _oldest(WindowStatus("tumbling('1m')", None, 0))
+    ("tumbling('1m'): the oldest ends at 1970-01-01 00:01:00.000; 3 partial results", "tumbling('1m'): none")
+    """
+    if found.next_end is None:
+        return f"{found.window}: none"
+    return f"{found.window}: the oldest ends at {moment(found.next_end)}; {_count(found.partial_results, 'partial result')}"
+
+
 def _late_records(found: Sequence[ComputationStatus]) -> list[RenderableType]:
     """Per computation with late records: how many by input, and the last of them."""
     parts: list[RenderableType] = []
@@ -191,8 +208,11 @@ def _refused(status: Status) -> str:
 
 def listing(found: Listing) -> RenderableType:
     """Several rows, cut to what fits a table."""
-    parts: list[RenderableType] = [Text(f"{found.computation}, epoch {found.epoch}: {_count(found.keys, 'key')}")]
-    if found.rows:
+    keys = len(found.rows) if found.keys is None else found.keys
+    parts: list[RenderableType] = [Text(f"{found.computation}, epoch {found.epoch}: {_count(keys, 'key')}{_windows(found.windows)}")]
+    if found.rows and found.windows is not None:
+        parts += ["", _open_panes(found.rows, found.windows)]
+    elif found.rows:
         parts.append("")
         table = columns("key", "state", "timers and holds" if any(row.hold is not None for row in found.rows) else "timers")
         for row in found.rows:
@@ -205,7 +225,7 @@ def listing(found: Listing) -> RenderableType:
                 timers.append(f"{moment(row.hold)} held")
             table.add_row(Text(_cut(repr(row.key))), Text("\n".join(state + maps)), Text("\n".join(timers)))
         parts.append(table)
-    hidden = found.keys - len(found.rows)
+    hidden = keys - len(found.rows)
     if hidden > 0:
         parts.append(Text(f"\n{hidden:,} more: --limit N shows more of them, --key K one of them whole", style="dim"))
     return Group(*parts)
@@ -215,8 +235,47 @@ def rows(found: Listing) -> RenderableType:
     """Single rows, whole."""
     parts: list[RenderableType] = [Text(f"{found.computation}, epoch {found.epoch}")]
     for row in found.rows:
-        parts += ["", _card(row)]
+        parts += ["", _card(row) if found.windows is None else _open_card(row, found.windows)]
     return Group(*parts)
+
+
+def _windows(found: OpenWindows | None) -> str:
+    """What a window operator has open, behind the number of its keys."""
+    if found is None:
+        return ""
+    said = "" if found.panes is None else f", {_count(found.panes, f'open {_pane(found)}')}"
+    return f"{said} of {found.window}{'; a pane is a part of several windows' if found.is_hopping else ''}"
+
+
+def _pane(found: OpenWindows) -> str:
+    return "pane" if found.is_hopping else "window"
+
+
+def _open_panes(found: Sequence[RowView], windows: OpenWindows) -> Table:
+    table = columns("key", f"open {_pane(windows)}s", "so far")
+    for row in found:
+        more = [(f"and {len(row.state) - _FEW:,} more", "")] if len(row.state) > _FEW else []
+        told = [*((_span_of(pane), _cut(_so_far(pane))) for pane in row.state[:_FEW]), *more]
+        table.add_row(Text(_cut(repr(row.key))), *(Text("\n".join(lines)) for lines in zip(*told, strict=True)))
+    return table
+
+
+def _open_card(row: RowView, windows: OpenWindows) -> RenderableType:
+    card = Table.grid(padding=(0, 2))
+    card.add_column(style="dim", no_wrap=True)
+    card.add_column(overflow="fold")
+    card.add_row("key", Text(f"{row.key!r}  ({type(row.key).__name__}, shard {row.shard})"))
+    for pane in row.state:
+        card.add_row(_pane(windows), Text(f"{_span_of(pane)}\n{_so_far(pane)}"))
+    return card
+
+
+def _span_of(pane: dict[str, Any]) -> str:
+    return f"{moment(pane['start'])} to {moment(pane['end'])}"
+
+
+def _so_far(pane: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {_shown(value)}" for name, value in pane.items() if name not in ("start", "end"))
 
 
 def moment(at: int | None) -> str:
@@ -308,7 +367,7 @@ def _computations(found: Sequence[ComputationStatus]) -> _Fitting:
             moment(one.low_watermark),
             span(one.lag),
             span(one.behind),
-            *(f"{getattr(one, field):,}" for field in counts),
+            *("-" if one.windows is not None and field in ("keys", "timers") else f"{getattr(one, field):,}" for field in counts),
             size(one.log_bytes),
         ]
         for one in found
@@ -374,6 +433,8 @@ def _timer(timer: Timer) -> str:
 def _shown(value: Any, whole: bool = False) -> str:
     if isinstance(value, Opaque):
         return f"[{value}]"
+    if isinstance(value, UnmergedParts):
+        return f"[parts that only the pipeline can merge: {', '.join(map(_shown, value.parts))}]"
     try:
         return pretty_repr(value, max_width=88) if whole else repr(value)
     except Exception as error:
