@@ -33,7 +33,7 @@ from millstream.reducers import extremes, sums, values
 from millstream.reducers.base import Reducer
 
 PANES = (PANE, after(PANE))  # where the entries of panes are
-_AT_ONCE = 16_384  # rows
+AT_ONCE = 16_384  # rows
 _REMADE: dict[str, Callable[[], Reducer]] = {
     made.__name__: made
     for made in (
@@ -94,6 +94,7 @@ class PaneReader:
     ) -> None:
         """reducers: None where one is not here. encode, decode: of parts. unmerged: what is shown of parts that decode must not read; None: it may read all."""
         self.kind, self.reducers, self.encode, self.decode, self.unmerged = kind, reducers, encode, decode, unmerged
+        self.at_once = AT_ONCE
 
     @classmethod
     def of_operator(cls, operator: PaneWindow, kind: StateKind) -> PaneReader:
@@ -118,7 +119,7 @@ class PaneReader:
         stored = _Stored(self, entries)
         runs = [run for table in stored.tables for run in _sorted_runs(table, start, stop)]
         while runs:
-            each = max(1, _AT_ONCE // len(runs))
+            each = max(1, self.at_once // len(runs))
             last = min(run.keys[min(run.at + each, run.stop) - 1].as_py() for run in runs)
             yield from stored.by_key([run.take_until(last) for run in runs])
             runs = [run for run in runs if run.at < run.stop]

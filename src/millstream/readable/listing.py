@@ -22,7 +22,7 @@ import msgspec
 from millstream.core.keys import key_bytes, key_of
 from millstream.core.keyspace import Row
 from millstream.core.record import Timer
-from millstream.operators.pane_rows import UnmergedParts
+from millstream.operators.pane_rows import PaneReader, UnmergedParts
 from millstream.readable import open_windows
 from millstream.state.codec import msgpack
 from millstream.state.manifest import ComputationState
@@ -78,11 +78,14 @@ class Listing(msgspec.Struct):
     windows: OpenWindows | None = None
 
 
-def listed(cut: Reader, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False) -> Listing:
-    """The first rows of a computation in the order of their keys' bytes, each with the first entries of its MapStates."""
+def listed(
+    cut: Reader, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False, reader: PaneReader | None = None
+) -> Listing:
+    """The first rows of a computation in the order of their keys' bytes, each with the first entries of its MapStates. reader: of a window operator, for
+    whoever has the program."""
     state = cut.computation(computation)
     if state.window is not None:
-        reader = open_windows.reader_of(state, decoder(state.codec, unpickle), unpickle)
+        reader = reader or open_windows.reader_of(state, decoder(state.codec, unpickle), unpickle)
         found = islice(open_windows.panes(cut, computation, reader), limit)
         rows = [_open_row(cut, computation, text.encode(), panes) for text, panes in found]
         keys, count = open_windows.size(cut, computation, reader)
@@ -90,10 +93,12 @@ def listed(cut: Reader, computation: str, limit: int, *, entries: int = 3, unpic
     return _listing(cut, computation, islice(cut.rows(computation), limit), entries, unpickle)
 
 
-def looked_up(cut: Reader, computation: str, keys: Sequence[Any], *, entries: int = 20, unpickle: bool = False) -> Listing:
-    """The rows of those of the keys that have one, in the order given."""
+def looked_up(
+    cut: Reader, computation: str, keys: Sequence[Any], *, entries: int = 20, unpickle: bool = False, reader: PaneReader | None = None
+) -> Listing:
+    """The rows of those of the keys that have one, in the order given. reader: as in `listed`."""
     if cut.computation(computation).window is not None:
-        views = [open_view(cut, computation, key_bytes(key), unpickle=unpickle) for key in keys]
+        views = [open_view(cut, computation, key_bytes(key), unpickle, reader) for key in keys]
         rows = [view for view in views if view is not None]
         return Listing(computation, cut.epoch, None, rows, _about(cut.computation(computation), None))
     found = ((key_bytes(key), row) for key in keys if (row := cut.get(computation, key)) is not None)
@@ -157,10 +162,10 @@ def row_view(cut: Reader, computation: str, row_key: bytes, row: Row, *, entries
     return _row(cut, computation, row_key, row, entries, decoder(cut.computation(computation).codec, unpickle))
 
 
-def open_view(cut: Reader, computation: str, row_key: bytes, *, unpickle: bool = False) -> RowView | None:
+def open_view(cut: Reader, computation: str, row_key: bytes, unpickle: bool = False, reader: PaneReader | None = None) -> RowView | None:
     """What a window operator has open for a key; None if that is nothing."""
     state = cut.computation(computation)
-    reader = open_windows.reader_of(state, decoder(state.codec, unpickle), unpickle)
+    reader = reader or open_windows.reader_of(state, decoder(state.codec, unpickle), unpickle)
     panes = open_windows.panes_of_key(cut, computation, reader, row_key)
     return None if panes is None else _open_row(cut, computation, row_key, panes)
 
