@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+import taskkit
 from effort import some
 from millstream.cli import main as cli
 from millstream.core.keys import key_bytes, key_text, shard_of
 from millstream.errors import CheckpointError, DefinitionError, RefusedRequest
+from millstream.handle import Handle
 from millstream.operators.pane_rows import PANES, PaneReader, UnmergedParts
 from millstream.operators.panes import PaneWindow
 from millstream.readable import listing, open_windows
@@ -449,6 +451,50 @@ def test_a_checkpoint_on_disk_is_read_as_a_handle_reads_it(tmp_path: Path) -> No
     low = found.latest.computations["windows"].low_watermark
     shown = steady(log, lambda cut: open_windows.states(cut, "windows", with_program(found)))
     assert calm(shown) == calm(open_panes(given, "hopping", low))
+
+
+def windowed(work: Path) -> tuple[ms.Pipeline, taskkit.Given]:
+    """The rows of `taskkit`, in windows of a tenth of a second."""
+    p, source = ms.Pipeline("kit"), taskkit.Given()
+    rows = p.inject("rows", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("150ms"))
+    tenths = ms.windows.tumbling("100ms")
+    windows = (
+        rows.by("key").window(tenths).reduce(name="windows", n=ms.count(), total=ms.sum("n"), first=ms.first("id"), best=ms.top(2, "n"))
+    )
+    p.emit(windows, ms.sinks.files(work / "windows"))
+    return p, source
+
+
+def test_a_handle_shows_what_a_resident_run_has_open(tmp_path: Path) -> None:
+    """Epochs whose partial results were made where records were read, before the shard's task saw them."""
+    with taskkit.ResidentRun(tmp_path, build=windowed) as run:
+        handle = Handle.__new__(Handle)  # on a run without Spark: what it needs to read
+        handle._program, handle._epochs = windowed(tmp_path)[0].program(), run.epochs
+        for first in range(0, 600, 60):
+            run.turn(*taskkit.numbered(60, first=first))
+        latest = run.epochs.latest
+        assert latest is not None
+        low = latest.computations["windows"].low_watermark
+        groups: dict[str, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+        for row in taskkit.numbered(600):
+            if (end := row["at"] // 100 * 100 + 100) > low:
+                groups[row["key"]][end].append(row)
+        wanted = {
+            key: [
+                {
+                    "start": end - 100,
+                    "end": end,
+                    "n": len(mine),
+                    "total": sum(row["n"] for row in mine),
+                    "first": mine[0]["id"],
+                    "best": sorted((row["n"] for row in mine), reverse=True)[:2],
+                }
+                for end, mine in sorted(panes.items())
+            ]
+            for key, panes in groups.items()
+        }
+        assert handle.state("windows") == wanted and len(wanted["k7"]) == 2
+        assert handle.state("windows", "k7") == wanted["k7"] and handle.state("windows", 7) is None
 
 
 def test_the_reducers_of_the_kit_can_all_be_made_anew() -> None:
