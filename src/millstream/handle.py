@@ -23,7 +23,9 @@ from rich.text import Text
 
 from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
-from millstream.readable import relations
+from millstream.operators.pane_rows import PaneReader
+from millstream.operators.panes import PaneWindow
+from millstream.readable import open_windows, relations
 from millstream.state import compaction, heartbeat
 from millstream.state.queries import states
 from millstream.state.reader import steady
@@ -153,12 +155,18 @@ class Handle:
         return [msgspec.to_builtins(s) for s in self._epochs.metrics]
 
     def state(self, computation: str, key: Any = None) -> Any:
-        """The committed state of a key (None if it has none), or with no key a dict of all keys, for looking at a small pipeline by hand."""
+        """The committed state of a key (None if it has none), or with no key a dict of all keys, for looking at a small pipeline by hand. Of a window operator
+        that is a list of the key's open panes: dicts with `start`, `end`, and what the reducers show so far."""
         if computation not in self._program.topology.by_name:
             known = ", ".join(self._program.topology.by_name)
             raise DefinitionError(f"no computation is called {computation!r}; there are: {known}")
-        kind = Compiled(self._program).make(computation)[1]
-        found = steady(self._epochs.log, lambda cut: states(cut, computation, kind, None if key is None else [key]))
+        made, kind = Compiled(self._program).make(computation)
+        keys = None if key is None else [key]
+        if isinstance(made, PaneWindow):
+            reader = PaneReader.of_operator(made, kind)
+            found = steady(self._epochs.log, lambda cut: open_windows.states(cut, computation, reader, keys))
+        else:
+            found = steady(self._epochs.log, lambda cut: states(cut, computation, kind, keys))
         return found if key is None else found.get(key)
 
     def view(self, name: str, key: Any = None) -> Any:

@@ -173,7 +173,8 @@ class LocalRunner:
         return list(self._engine.outputs[stream])
 
     def state(self, computation: str, key: Any = None) -> Any:
-        """A key's state (None if it has none), or with no key the states of all keys."""
+        """A key's state (None if it has none), or with no key the states of all keys. Of a window operator that is a list of the key's open panes: dicts with
+        `start`, `end`, and what the reducers show so far. A pane is a window; of hopping windows, a part of several."""
         found = self._engine.state(computation)
         return found if key is None else found.get(key)
 

@@ -10,15 +10,20 @@ import time
 import msgspec
 
 from millstream.cli.arguments import Commands, a_duration, at_least_one, failed, plural, print_json, show, storage_of, storage_option
+from millstream.cli.files import execute, file_and_name, pipeline_in
 from millstream.core.time import duration
-from millstream.errors import CheckpointError
+from millstream.core.topology import WINDOW
+from millstream.engine.program import Compiled
+from millstream.errors import CheckpointError, DefinitionError
+from millstream.operators.pane_rows import PaneReader
+from millstream.operators.panes import PaneWindow
 from millstream.readable import listing
 from millstream.state import cache_cleanup
 from millstream.state.checkpoint_copy import CopyProgress, copy_checkpoint
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import steady
 from millstream.state.state_cache import boot_id, state_caches_folder
-from millstream.status import render, report
+from millstream.status import render, render_rows, report
 from millstream.status.render import size
 
 _EVERY = 2.0  # seconds
@@ -37,6 +42,9 @@ def add_inspections(commands: Commands) -> None:
     state.add_argument("computation", metavar="COMPUTATION")
     state.add_argument("--key", metavar="K", help="one key, whole: a text, a number, or a JSON list for a tuple; '\"7\"' is only the text")
     state.add_argument("--limit", metavar="N", type=at_least_one, default=20, help="how many keys, or with --key how many map entries (20)")
+    state.add_argument(
+        "--pipeline", metavar="FILE[:NAME]", help="the pipeline's file: a window operator then shows what only its own reducers can show"
+    )
     state.add_argument("--unpickle", action="store_true", help="load pickled state, which runs code: only for a checkpoint you trust")
     state.add_argument("--json", action="store_true", help="as JSON")
     storage_option(state)
@@ -60,21 +68,43 @@ def _status(args: argparse.Namespace) -> int:
 def _state(args: argparse.Namespace) -> int:
     log = ManifestLog(storage_of(args, args.checkpoint))
     keys = None if args.key is None else listing.keys_of(args.key)
+    name, unpickle, reader = (
+        args.computation,
+        args.unpickle,
+        None if args.pipeline is None else _pane_reader(args.pipeline, args.computation),
+    )
     if keys is None:
-        found = steady(log, lambda m: listing.listed(m, args.computation, args.limit, unpickle=args.unpickle))
+        found = steady(log, lambda m: listing.listed(m, name, args.limit, unpickle=unpickle, reader=reader))
     else:
-        found = steady(log, lambda m: listing.looked_up(m, args.computation, keys, entries=args.limit, unpickle=args.unpickle))
+        found = steady(log, lambda m: listing.looked_up(m, name, keys, entries=args.limit, unpickle=unpickle, reader=reader))
         if not found.rows:
             tried = " nor ".join(f"{key!r} ({type(key).__name__})" for key in keys)
-            raise CheckpointError(
-                f"computation {args.computation!r} has no row for key {tried} in epoch {found.epoch}. A key whose state is the default one "
-                f"and that has no timers is not kept."
-            )
+            why = "A key whose state is the default one and that has no timers is not kept."
+            if found.windows is not None:
+                why = "Its windows have been told, or no record of it has come."
+            what = "row" if found.windows is None else "open window"
+            raise CheckpointError(f"computation {args.computation!r} has no {what} for key {tried} in epoch {found.epoch}. {why}")
     if args.json:
         print_json(listing.plain_listing(found))
     else:
-        show(render.listing(found) if keys is None else render.rows(found))
+        show(render_rows.listing(found) if keys is None else render_rows.rows(found))
     return 0
+
+
+def _pane_reader(given: str, computation: str) -> PaneReader:
+    """What reads a window operator of the pipeline in a file."""
+    file, variable = file_and_name(given)
+    if not file.is_file():
+        raise DefinitionError(f"--pipeline: there is no file {file}")
+    program = pipeline_in(execute(file), variable, file).program()
+    known = [spec.name for spec in program.topology.computations if spec.kind == WINDOW]
+    if computation not in known:
+        raise DefinitionError(
+            f"--pipeline is about window operators, and {computation!r} of {file} is none. They are: {', '.join(known) or 'none'}."
+        )
+    made, kind = Compiled(program).make(computation)
+    assert isinstance(made, PaneWindow)
+    return PaneReader.of_operator(made, kind)
 
 
 def add_commands(commands: Commands) -> None:

@@ -91,6 +91,18 @@ class RelationSpec(msgspec.Struct, frozen=True):
     is_strong: bool = False  # it follows an epoch behind its senders
 
 
+class WindowShape(msgspec.Struct, frozen=True):
+    """What readers of a checkpoint must know of a window operator. window: its kind, as plain data. reducers: in the order of their columns, which of the
+    builtin ones each is, by name; nothing where only the program can make it. is_hopping: a pane is a part of several windows."""
+
+    window: dict[str, Any]
+    reducers: dict[str, str]
+    is_hopping: bool = False
+
+
+WINDOW = "window"  # the kind of a window operator
+
+
 class ComputationSpec(msgspec.Struct, frozen=True):
     name: str
     factory: Callable[[], Computation]
@@ -105,10 +117,11 @@ class ComputationSpec(msgspec.Struct, frozen=True):
     hidden: bool = False  # a helper that the user has not written and should not be asked about
     derives: Derivation | None = None  # its state follows from the rows of other computations, and can be made again from them
     refines: bool = False  # what it produces, and how its state lies, depends on how records fall into epochs; what the state says does not
-    kind: str = ""  # "table", "view" or "join"; nothing for a computation of the user's own
+    kind: str = ""  # "table", "view", "join" or "window"; nothing for a computation of the user's own
     relation: RelationSpec | None = None  # of a table, view or join: what its readers decide by
+    window: WindowShape | None = None  # of a window operator: what its readers decide by
     in_columns: bool = False  # an operator that takes whole columns (`operators/`)
-    about: dict[str, str] = {}  # for people: what a table, view or join was defined as
+    about: dict[str, str] = {}  # for people: what a table, view, join or window operator was defined as
 
     @property
     def late_streams(self) -> dict[str, str]:

@@ -172,6 +172,7 @@ def _computation(
         hidden=spec.hidden,
         kind=spec.kind,
         relation=spec.relation,
+        window=spec.window,
         about=dict(spec.about),
     )
     mine = {r.shard: r.work[name] for r in receipts if name in r.work}

@@ -6,7 +6,9 @@
     rows            what an operator reads
     vectors         reducers on columns
     partials        partial results, one row per window and key, and their bytes
+    merging         partial results of the same panes and keys become one, and are shown
     panes           the window operator, on a store of panes
+    pane_rows       what it keeps, as rows: for whoever reads its state
     results         what operators produce, as columns
     chain           steps without state: map, filter, flat_map
     functions       what stands in the place of a function: SQL texts, and what `ms.col` makes

@@ -28,7 +28,8 @@ from millstream.core.outcome import Outcome
 from millstream.core.time import END
 from millstream.operators.chain import applied, in_columns
 from millstream.operators.expressions import NotInColumns
-from millstream.operators.partials import Labels, Partials, coded, column_of, decoded, encoded, labels, values_of
+from millstream.operators.merging import NOTHING, Merging
+from millstream.operators.partials import Labels, Partials, coded, decoded, encoded, labels
 from millstream.operators.results import Results
 from millstream.operators.rows import StreamRows, rows_of
 from millstream.operators.vectors import OneByOne, Vector, vector_of
@@ -43,9 +44,6 @@ PANE = b"P"
 _NAME = struct.Struct(">cQBQ")
 _BIAS = 2**63
 MERGED = 16
-OTHER_REDUCERS = (
-    "its stored windows were made by other reducers. Put them back, give the operator another name=, or drop its state (drop=[...], --drop)"
-)
 
 
 class PaneWindow(Computation):
@@ -92,13 +90,12 @@ class PaneWindow(Computation):
         return PaneStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))
 
 
-class PaneStep:
+class PaneStep(Merging):
     """One epoch of a window operator on one shard."""
 
     def __init__(self, operator: Any, step: OperatorStep) -> None:
-        self.spec, self.vectors, self.step = operator.spec, operator.vectors, step
-        self.store, self.times = step.store, step.times
-        self.encode, self.decode = step.kind.encode_sub, step.kind.decode_sub
+        super().__init__(operator.spec.reducers, operator.vectors, step.kind.encode_sub, step.kind.decode_sub)
+        self.spec, self.step, self.store, self.times = operator.spec, step, step.store, step.times
         self._read: dict[bytes, Partials] = {}
 
     def run(self, given: OperatorInput) -> Outcome:
@@ -224,53 +221,6 @@ class PaneStep:
                 totals[at] = part if total is None else combine(total, part)
         return totals
 
-    def columns_of(self, vector: Vector, parts: Sequence[Any]) -> list[Any]:
-        if vector.width == 1:
-            return [column_of(parts, self.encode)]
-        return [column_of(column, self.encode) for column in zip(*map(vector.split, parts), strict=True)]
-
-    def parts_of(self, vector: Vector, columns: Sequence[Any]) -> list[Any]:
-        """The parts that stand in columns."""
-        lists = [values_of(column, self.decode) for column in columns]
-        return lists[0] if vector.width == 1 else [vector.join(row) for row in zip(*lists, strict=True)]
-
-    # --- partial results to fewer of them
-
-    def folded(self, tables: Sequence[Partials]) -> Partials:
-        """Partial results of the same windows and keys become one."""
-        if not tables:
-            return NOTHING
-        ends = np.concatenate([table.ends for table in tables])
-        starts = None if tables[0].starts is None else np.concatenate([table.starts for table in tables])
-        places, names = coded(pa.concat_arrays([table.names for table in tables]))
-        first = np.cumsum([0, *(len(table.names) for table in tables)])
-        codes = np.concatenate([places[table.codes + at] for table, at in zip(tables, first, strict=False)])
-        groups = labels(ends, codes, names, starts)
-        columns: list[Any] = []
-        at = 0
-        for vector in self.vectors:
-            mine = [self._joined([table.columns[at + n] for table in tables]) for n in range(vector.width)]
-            at += vector.width
-            try:
-                columns += vector.combined(mine, groups)
-            except NotInColumns:
-                columns += self._combined_one_by_one(vector, mine, groups)
-        return groups.with_columns(columns)
-
-    def _joined(self, columns: Sequence[Any]) -> Any:
-        """Columns one behind the other."""
-        kinds = {column.type for column in columns if column.null_count < len(column)}
-        if len(kinds) <= 1:
-            kind = kinds.pop() if kinds else columns[0].type
-            return pa.concat_arrays([column if column.type == kind else pa.nulls(len(column), kind) for column in columns])
-        return column_of([value for column in columns for value in values_of(column, self.decode)], self.encode)
-
-    def _combined_one_by_one(self, vector: Vector, columns: Sequence[Any], groups: Labels) -> list[Any]:
-        found: list[list[Any]] = [[] for _ in range(len(groups))]
-        for at, part in zip(groups.of.tolist(), self.parts_of(vector, columns), strict=True):
-            found[at].append(part)
-        return self.columns_of(vector, [parts[0] if len(parts) == 1 else vector.reducer.fold(parts) for parts in found])
-
     # --- panes
 
     def _close(self, new: Partials) -> list[Results]:
@@ -294,8 +244,8 @@ class PaneStep:
     def _stored(self, until: int) -> dict[int, list[bytes]]:
         """The entries of panes with ends up to a time, by end."""
         found: dict[int, list[bytes]] = {}
-        for name in self.store.keys(PANE, _first_name(until + 1) if until < END else AFTER):  # type: ignore[attr-defined]
-            found.setdefault(_end_of(name), []).append(name)
+        for name in self.store.keys(PANE, first_name(until + 1) if until < END else AFTER):  # type: ignore[attr-defined]
+            found.setdefault(end_of(name), []).append(name)
         return found
 
     def _told(self, new: Partials, stored: Mapping[int, Sequence[bytes]], low: int) -> list[Results]:
@@ -330,15 +280,13 @@ class PaneStep:
         if found is None:
             data = self.store.get(name)
             assert data is not None
-            found = self._read[name] = decoded(data, _end_of(name))
-            if len(found.columns) != sum(vector.width for vector in self.vectors):
-                raise ValueError(OTHER_REDUCERS)
+            found = self._read[name] = self.table(data, end_of(name))
         return found
 
     def _keep(self, end: int, table: Partials) -> None:
         """Puts partial results of a pane that stays open into the store (rule 5)."""
-        first = _first_name(end)
-        alike = [name for name in self.store.keys(first, _first_name(end, 255)) if name[9] == _class(len(table))]  # type: ignore[attr-defined]
+        first = first_name(end)
+        alike = [name for name in self.store.keys(first, first_name(end, 255)) if name[9] == _class(len(table))]  # type: ignore[attr-defined]
         if len(alike) >= MERGED - 1:
             table = self.folded([*map(self._table, alike), table])
             for name in alike:
@@ -354,8 +302,8 @@ class PaneStep:
     def _next_end(self) -> int | None:
         """The end of the next window that has anything."""
         delta = self.step.delta
-        ahead = next((_end_of(name) for name in self.store.keys(PANE, AFTER) if delta.get(name, b"") is not None), None)  # type: ignore[attr-defined]
-        ends = [_end_of(name) for name, data in delta.items() if data is not None and name.startswith(PANE)]
+        ahead = next((end_of(name) for name in self.store.keys(PANE, AFTER) if delta.get(name, b"") is not None), None)  # type: ignore[attr-defined]
+        ends = [end_of(name) for name, data in delta.items() if data is not None and name.startswith(PANE)]
         pane = min((end for end in (ahead, min(ends, default=None)) if end is not None), default=None)
         if pane is None or isinstance(self.spec.kind, Same):
             return pane
@@ -366,21 +314,12 @@ class PaneStep:
     def results(self, table: Partials, window: Any, starts: Any, ends: Any) -> Results:
         """What is told of some windows. window: the place of each row's in starts and ends."""
         step, spec = self.step, self.spec
-        columns: dict[str, Any] = {}
-        at = 0
-        for (name, reducer), vector in zip(spec.reducers.items(), self.vectors, strict=True):
-            mine = table.columns[at : at + vector.width]
-            at += vector.width
-            try:
-                columns[name] = vector.shown(mine)
-            except NotInColumns:
-                columns[name] = list(map(reducer.show, self.parts_of(vector, mine)))
         stream = step.wiring.streams[0]
         step.counts.fired += len(table)
         fields = ("key",) if spec.fields is None else spec.fields
         windows = (window, starts, ends)
         with_ids = stream in step.visit.named_streams
-        return Results(step.name, stream, table.codes, table.names, windows, fields, columns, step.visit.least, with_ids)
+        return Results(step.name, stream, table.codes, table.names, windows, fields, self.shown(table), step.visit.least, with_ids)
 
 
 def explained_parts(spec: WindowSpec, vectors: Sequence[Vector]) -> list[tuple[str, str]]:
@@ -408,14 +347,14 @@ def reads(reducer: Reducer, rows: StreamRows) -> bool:
     return getattr(reducer, "of", None) in (None, rows.stream)
 
 
-def _first_name(end: int, kind: int = 0) -> bytes:
+def first_name(end: int, kind: int = 0) -> bytes:
     return _NAME.pack(PANE, end + _BIAS, kind, 0)
 
 
 AFTER = PANE + b"\xff" * 18
 
 
-def _end_of(name: bytes) -> int:
+def end_of(name: bytes) -> int:
     return int.from_bytes(name[1:9], "big") - _BIAS
 
 
@@ -426,6 +365,3 @@ def _class(rows: int) -> int:
 def _at(table: Partials, end: int) -> Partials:
     """A pane's partial results, as those of a window."""
     return msgspec.structs.replace(table, ends=np.full(len(table), end, np.int64))
-
-
-NOTHING = Partials(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.string()), [])

@@ -37,7 +37,8 @@ from millstream.core.keyspace import (
 from millstream.core.operator_step import OperatorStep
 from millstream.core.outcome import Outcome
 from millstream.core.time import BEGINNING, END
-from millstream.operators.panes import OTHER_REDUCERS, PaneStep, attempted, explained_parts
+from millstream.operators.merging import OTHER_REDUCERS, OtherReducers
+from millstream.operators.panes import PaneStep, attempted, explained_parts
 from millstream.operators.partials import Labels, Partials, coded
 from millstream.operators.results import Results
 from millstream.operators.rows import StreamRows, rows_of
@@ -52,7 +53,7 @@ Sessions = list[list[Any]]  # [first, last, parts ...]
 class SessionWindow(Computation):
     """Reduces the records of each session."""
 
-    State = type(None)
+    State = list
     in_columns = True
     judges_lateness = True
 
@@ -150,7 +151,7 @@ class SessionStep(PaneStep):
             sessions = [] if raw is None else self.decode(decode_row(raw).state)
             width = 2 + len(self.vectors)
             if any(len(session) != width for session in sessions):
-                raise ValueError(OTHER_REDUCERS)
+                raise OtherReducers(OTHER_REDUCERS)
             found = self._rows[text] = (raw, sessions)
         return found
 

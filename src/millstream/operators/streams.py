@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Protocol
 from millstream.core.links import FILTER, FLAT_MAP, MAP, Link
 from millstream.core.outcome import DROP
 from millstream.core.time import Duration, duration
-from millstream.core.topology import FAIL, PRODUCTIONS, ComputationSpec, Input, is_expression
+from millstream.core.topology import FAIL, PRODUCTIONS, WINDOW, ComputationSpec, Input, is_expression
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import Expression
 from millstream.operators.functions import as_function
-from millstream.operators.window_spec import WindowSpec
+from millstream.operators.window_spec import WindowSpec, shape_of
 from millstream.operators.windows import Session, WindowKind
 from millstream.reducers.base import Reducer, spelled
 from millstream.reducers.composite import Several, as_reducer
@@ -290,6 +290,8 @@ class Windowed:
         branches = distinct(self._keyed._branches, self._keyed.pipeline._chained)
         about = {"window": self._kind.describe(), "reduce": made.describe()}
         options: dict[str, Any] = {"on_error": on_error, "renamed_from": renamed_from, "about": about, "in_columns": True}
+        if not isinstance(self._kind, Session):
+            options |= {"kind": WINDOW, "window": shape_of(self._kind, members)}
         links = {one.stream: one.links for one in branches if one.links}
         factory = partial(window_operator, WindowSpec(self._kind, members, fields, links))
         return self._keyed.pipeline._operate(name, factory, {one.stream: one.key for one in branches}, self._late, **options)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import msgspec
 
 from millstream.core.links import Link
-from millstream.operators.windows import WindowKind
+from millstream.core.topology import WindowShape
+from millstream.operators.windows import Calendar, Fixed, Same, WindowKind
+from millstream.reducers import extremes, sums, values
 from millstream.reducers.base import Reducer
 
 
@@ -16,3 +20,27 @@ class WindowSpec(msgspec.Struct, frozen=True):
     reducers: dict[str, Reducer]
     fields: tuple[str, ...] | None = None
     links: dict[str, tuple[Link, ...]] = {}
+
+
+#: Builtin reducers that merge and show alike, however they were made.
+REMADE: dict[str, Callable[[], Reducer]] = {
+    made.__name__: made
+    for made in (
+        sums.count,
+        sums.sum,
+        sums.mean,
+        sums.stats,
+        extremes.min,
+        extremes.max,
+        extremes.first,
+        extremes.last,
+        values.any_value,
+        values.count_distinct,
+    )
+}
+
+
+def shape_of(kind: Fixed | Calendar | Same, reducers: Mapping[str, Reducer]) -> WindowShape:
+    """What readers of a checkpoint must know of a window operator."""
+    known = {name: type(one).__name__ if REMADE.get(type(one).__name__) is type(one) else "" for name, one in reducers.items()}
+    return WindowShape(msgspec.to_builtins(kind), known, isinstance(kind, Fixed) and kind.size != kind.every)

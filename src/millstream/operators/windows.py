@@ -34,7 +34,7 @@ _MILLI = datetime.timedelta(milliseconds=1)
 _QUARTER = 15 * 60_000
 
 
-class Fixed(msgspec.Struct, frozen=True):
+class Fixed(msgspec.Struct, frozen=True, tag=True):
     """Windows of one size, one every so often."""
 
     size: int
@@ -84,12 +84,16 @@ class Fixed(msgspec.Struct, frozen=True):
     def start_of(self, end: int) -> int:
         return max(end - self.size, BEGINNING)
 
+    def pane_start(self, end: int) -> int:
+        """Where the pane with this end begins."""
+        return max(end - 1 - (end - 1 - self.offset) % self.pane, BEGINNING)
+
     def describe(self) -> str:
         told = f"tumbling({_told(self.size)}" if self.size == self.every else f"hopping({_told(self.size)}, every={_told(self.every)}"
         return f"{told}{f', offset={_told(self.offset)}' if self.offset else ''})"
 
 
-class Calendar(msgspec.Struct, frozen=True):
+class Calendar(msgspec.Struct, frozen=True, tag=True):
     """Days, weeks, months or years of a time zone."""
 
     unit: str
@@ -122,18 +126,20 @@ class Calendar(msgspec.Struct, frozen=True):
     def start_of(self, end: int) -> int:
         return _bounds(self.unit, self.zone, end - 1)[0]
 
+    pane_start = start_of
+
     def describe(self) -> str:
         return f"calendar({self.unit!r}, zone={self.zone!r})"
 
 
-class Same(msgspec.Struct, frozen=True):
+class Same(msgspec.Struct, frozen=True, tag=True):
     """The window that a result came from: it stands in the value, as `start` and `end`."""
 
     def describe(self) -> str:
         return "same()"
 
 
-class Session(msgspec.Struct, frozen=True):
+class Session(msgspec.Struct, frozen=True, tag=True):
     """Records with less than a gap between them."""
 
     gap: int

@@ -1,6 +1,7 @@
 """How do rows look to people? Committed rows made readable, without the code that made them.
 
     listing      rows of a computation: state, MapStates, timers and holds, as JSON can say them
+    open_windows the panes that a window operator has open
     relations    tables, views and joins: what they show, and what each document gives
     columns      values of any kind as columns of Arrow
 

@@ -4,6 +4,8 @@ Rules
 1. One listing is of one epoch: that of the reader that it is given.
 2. Memory follows from what is asked for, not from the number of rows.
 3. Nothing that was pickled is loaded unless the caller says so: loading a pickle runs code.
+4. A row of a window operator has for its state the panes that the key has open (`readable/open_windows.py`). How many keys there are is counted where all
+   entries are read anyway, and else not said.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import ast
 import json
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -20,7 +22,10 @@ import msgspec
 from millstream.core.keys import key_bytes, key_of
 from millstream.core.keyspace import Row
 from millstream.core.record import Timer
+from millstream.operators.pane_rows import PaneReader, UnmergedParts
+from millstream.readable import open_windows
 from millstream.state.codec import msgpack
+from millstream.state.manifest import ComputationState
 from millstream.state.queries import Reader, hold_of, timers_of
 from millstream.views.dsl import TABLE
 
@@ -56,20 +61,46 @@ class RowView(msgspec.Struct):
     hold: int | None = None  # the state's own
 
 
+class OpenWindows(msgspec.Struct):
+    """What a listing is of, if it is of a window operator. panes: how many are open; None where nobody has counted. is_hopping: a pane is a part of several
+    windows, else it is a window."""
+
+    window: str
+    is_hopping: bool
+    panes: int | None
+
+
 class Listing(msgspec.Struct):
     computation: str
     epoch: int
-    keys: int  # how many there are in all
+    keys: int | None  # how many there are in all; None where nobody has counted
     rows: list[RowView]
+    windows: OpenWindows | None = None
 
 
-def listed(cut: Reader, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False) -> Listing:
-    """The first rows of a computation in the order of their keys' bytes, each with the first entries of its MapStates."""
+def listed(
+    cut: Reader, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False, reader: PaneReader | None = None
+) -> Listing:
+    """The first rows of a computation in the order of their keys' bytes, each with the first entries of its MapStates. reader: of a window operator, for
+    whoever has the program."""
+    state = cut.computation(computation)
+    if state.window is not None:
+        reader = reader or open_windows.reader_of(state, decoder(state.codec, unpickle), unpickle)
+        found = islice(open_windows.panes(cut, computation, reader), limit)
+        rows = [_open_row(cut, computation, text.encode(), panes) for text, panes in found]
+        keys, count = open_windows.size(cut, computation, reader)
+        return Listing(computation, cut.epoch, keys, rows, _about(state, count))
     return _listing(cut, computation, islice(cut.rows(computation), limit), entries, unpickle)
 
 
-def looked_up(cut: Reader, computation: str, keys: Sequence[Any], *, entries: int = 20, unpickle: bool = False) -> Listing:
-    """The rows of those of the keys that have one, in the order given."""
+def looked_up(
+    cut: Reader, computation: str, keys: Sequence[Any], *, entries: int = 20, unpickle: bool = False, reader: PaneReader | None = None
+) -> Listing:
+    """The rows of those of the keys that have one, in the order given. reader: as in `listed`."""
+    if cut.computation(computation).window is not None:
+        views = [open_view(cut, computation, key_bytes(key), unpickle, reader) for key in keys]
+        rows = [view for view in views if view is not None]
+        return Listing(computation, cut.epoch, None, rows, _about(cut.computation(computation), None))
     found = ((key_bytes(key), row) for key in keys if (row := cut.get(computation, key)) is not None)
     return _listing(cut, computation, found, entries, unpickle)
 
@@ -96,6 +127,8 @@ def plain(value: Any) -> Any:
     """The value as JSON can say it: tuples as lists, keys of dicts as strings, anything unknown as its repr."""
     if isinstance(value, Opaque):
         return {"codec": value.codec, "bytes": value.size, "hint": value.hint}
+    if isinstance(value, UnmergedParts):
+        return {"parts": plain(value.parts)}
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else repr(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -107,7 +140,10 @@ def plain(value: Any) -> Any:
 
 
 def plain_listing(found: Listing) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(found), "rows": [plain_view(row) for row in found.rows]}
+    fields = msgspec.to_builtins(msgspec.structs.replace(found, rows=[]))
+    if found.windows is None:
+        del fields["windows"]
+    return {**fields, "rows": [plain_view(row) for row in found.rows]}
 
 
 def plain_view(row: RowView) -> dict[str, Any]:
@@ -124,6 +160,31 @@ def plain_view(row: RowView) -> dict[str, Any]:
 def row_view(cut: Reader, computation: str, row_key: bytes, row: Row, *, entries: int = 20, unpickle: bool = False) -> RowView:
     """One row, made readable, with the first entries of its MapStates."""
     return _row(cut, computation, row_key, row, entries, decoder(cut.computation(computation).codec, unpickle))
+
+
+def open_view(cut: Reader, computation: str, row_key: bytes, unpickle: bool = False, reader: PaneReader | None = None) -> RowView | None:
+    """What a window operator has open for a key; None if that is nothing."""
+    state = cut.computation(computation)
+    reader = reader or open_windows.reader_of(state, decoder(state.codec, unpickle), unpickle)
+    panes = open_windows.panes_of_key(cut, computation, reader, row_key)
+    return None if panes is None else _open_row(cut, computation, row_key, panes)
+
+
+def open_views(cut: Reader, computation: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, RowView]]:
+    """What it has open for the keys with start <= key < stop, in their order."""
+    state = cut.computation(computation)
+    reader = open_windows.reader_of(state, decoder(state.codec, False))
+    for text, panes in open_windows.panes(cut, computation, reader, start, stop):
+        yield text.encode(), _open_row(cut, computation, text.encode(), panes)
+
+
+def _open_row(cut: Reader, computation: str, row_key: bytes, panes: list[dict[str, Any]]) -> RowView:
+    return RowView(key_of(row_key.decode()), cut.shard_of(computation, row_key), panes, False, [], [])
+
+
+def _about(state: ComputationState, panes: int | None) -> OpenWindows:
+    assert state.window is not None
+    return OpenWindows(state.about.get("window", ""), state.window.is_hopping, panes)
 
 
 def _listing(cut: Reader, computation: str, found: Iterable[tuple[bytes, Row]], entries: int, unpickle: bool) -> Listing:

@@ -53,7 +53,7 @@ class ShownRow(NamedTuple):
 
 def relations(manifest: Manifest) -> dict[str, ComputationState]:
     """The tables, views and joins of a checkpoint."""
-    return {name: state for name, state in manifest.computations.items() if state.kind}
+    return {name: state for name, state in manifest.computations.items() if state.kind in _KINDS}
 
 
 def rows_shown(state: ComputationState) -> int:
@@ -65,10 +65,11 @@ def rows_shown(state: ComputationState) -> int:
 def relation(cut: Reader, name: str) -> ComputationState:
     """One of them; or an error that says which there are."""
     found = cut.manifest.computations.get(name)
-    if found is not None and found.kind:
+    if found is not None and found.kind in _KINDS:
         return found
     known = ", ".join(f"{other!r} (a {state.kind})" for other, state in relations(cut.manifest).items()) or "none"
-    own = "a computation of the pipeline's own: `millstream state` shows it." if found is not None else "not there."
+    what = "a window operator" if found is not None and found.window is not None else "a computation of the pipeline's own"
+    own = f"{what}: `millstream state` shows it." if found is not None else "not there."
     raise CheckpointError(f"no table, view or join is called {name!r}: it is {own} There are: {known}.")
 
 

@@ -258,8 +258,14 @@ class LocalEngine:
             self.run_epoch()
 
     def state(self, computation: str) -> dict[Any, Any]:
-        """The committed state of every key."""
+        """The committed state of every key; of a window operator its open panes (`operators/pane_rows.py`)."""
         kind = self._kind(computation)
+        made = self.compiled.make(computation)[0]
+        if self.topology.by_name[computation].window is not None:
+            from millstream.operators.pane_rows import PANES, PaneReader  # it needs pyarrow
+
+            entries = (entry for shard in range(self.shards) for entry in self.stores[computation, shard].scan(*PANES))
+            return {key_of(text): panes for text, panes in PaneReader.of_operator(made, kind).rows(entries)}  # type: ignore[arg-type]
         return {
             key_of(entry[len(ROW) :].decode()): bound(kind, entry[len(ROW) :], decode_row(raw), store)
             for store in (self.stores[computation, shard] for shard in range(self.shards))

@@ -14,7 +14,7 @@ from millstream.core.backfill import BuildState
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING
-from millstream.core.topology import EdgeState, RelationSpec
+from millstream.core.topology import EdgeState, RelationSpec, WindowShape
 from millstream.core.watermark import Progress
 from millstream.state import formats
 from millstream.state.segment import SegmentRef
@@ -80,8 +80,9 @@ class ComputationState(msgspec.Struct):
     dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)
     hidden: bool = False  # a helper that the user has not written
     tallies: dict[str, int] = {}  # what its hooks have counted
-    kind: str = ""  # "table", "view" or "join": whoever has no code can tell
+    kind: str = ""  # "table", "view", "join" or "window": whoever has no code can tell
     relation: RelationSpec | None = None  # of a table, view or join
+    window: WindowShape | None = None  # of a window operator
     about: dict[str, str] = {}  # for people: what it was defined as
 
 

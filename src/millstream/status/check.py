@@ -26,6 +26,7 @@ import msgspec
 from millstream.core.keys import key_of, shard_of
 from millstream.core.keyspace import ROW, SUB, NoEntries, Store, after, decode_row, sub_prefix
 from millstream.core.statekind import StateKind
+from millstream.core.topology import WINDOW
 from millstream.engine.evolution import reconciled
 from millstream.engine.program import Compiled, Program
 from millstream.errors import BY_NAME, DefinitionError, MillstreamError, travelling_name
@@ -122,6 +123,11 @@ def planned(program: Program, latest: Manifest, views: Sequence[str] = (), sampl
     unknown = [name for name in views if name not in derived and name not in tables]
     if unknown:
         known = ", ".join([*derived, *tables]) or "none"
+        if unknown[0] in topology.by_name and topology.by_name[unknown[0]].kind == WINDOW:
+            raise DefinitionError(
+                f"{unknown[0]!r} is a window operator: its windows come from records, which are not kept, so there is nothing to compare them with or to "
+                f"rebuild them from. Views and tables are: {known}"
+            )
         raise DefinitionError(f"no view is called {unknown[0]!r}; there are: {known}")
     waiting = {stored_ref.computation for stored_ref in manifest.pending}
     consumers, skipped = list[str](), dict[str, str]()

@@ -1,7 +1,7 @@
 """What a person sees of a pipeline: tables for a terminal, and a plain line for a log.
 
 Rules
-1. Everything is rendered from data (`Status`, `Overview`, `Listing`) and nothing is read here.
+1. Everything is rendered from data (`Status`, `Overview`; rows in `render_rows.py`) and nothing is read here.
 2. Event time is shown in UTC. Keys are shown as Python writes them: the string '7' and the number 7 are two keys.
 3. Numbers are never cut: where a table does not fit, there is a paragraph for each of its rows instead.
 4. What is not there is not shown: no column of zeros for dead letters, no paragraph about late records where none was late.
@@ -17,17 +17,13 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.padding import Padding
-from rich.pretty import pretty_repr
 from rich.table import Table
 from rich.text import Text
 
-from millstream.core.record import Timer
-from millstream.core.time import BEGINNING, END, LOW_WATERMARK, describe
-from millstream.readable.listing import Listing, MapView, Opaque, RowView
+from millstream.core.time import BEGINNING, END, describe
 from millstream.state.heartbeat import RunMode
-from millstream.status.report import ComputationStatus, InjectorStatus, Overview, Status
+from millstream.status.report import ComputationStatus, InjectorStatus, Overview, Status, WindowStatus
 
-_FEW = 3
 _SHORT = 160
 _NOTEBOOK = 160  # columns
 _LONG = 10_000  # milliseconds at one key, after which that is worth a colour
@@ -46,7 +42,7 @@ def overview(found: Overview) -> RenderableType:
     )
     head.append(f"{driver(found)}\n")
     drained = "drained: event time has ended" if status.drained else "not drained"
-    head.append(f"{_count(status.records, 'record')} injected, {_count(found.shards, 'shard')}, {drained}{_refused(status)}")
+    head.append(f"{counted(status.records, 'record')} injected, {counted(found.shards, 'shard')}, {drained}{_refused(status)}")
     parts: list[RenderableType] = [head, "", _injectors(status.injectors), "", _computations(status.computations)]
     tasks = _mode_details(found.last_sign.mode) if found.alive and found.last_sign is not None and found.last_sign.mode.tasks else []
     return Group(*parts, *_details(status), *tasks, *_late_records(status.computations))
@@ -81,7 +77,7 @@ def progress(status: Status) -> RenderableType:
     if status.epoch < 0:
         return head.append("  waiting for the first epoch" + (f", for {status.waits_for}" if status.waits_for else ""))
     speed = f"{status.records_per_second:,.0f}/s  {status.epoch_millis:,.0f} ms per epoch"
-    head.append(f"  epoch {status.epoch}  run {status.run}  {_count(status.records, 'record')}  {speed}{_refused(status)}")
+    head.append(f"  epoch {status.epoch}  run {status.run}  {counted(status.records, 'record')}  {speed}{_refused(status)}")
     if status.mode.name == "resident":
         head.append(f"\n{mode_words(status.mode)}", style="dim")
     if status.waits_for:
@@ -101,26 +97,28 @@ def line(status: Status) -> str:
     if status.epoch < 0:
         return f"{status.pipeline}: waiting for {status.waits_for or 'the first epoch'}"
     if status.waits_for:
-        return f"{status.pipeline}: epoch {status.epoch}, {_count(status.records, 'record')} so far, waiting for {status.waits_for}"
+        return f"{status.pipeline}: epoch {status.epoch}, {counted(status.records, 'record')} so far, waiting for {status.waits_for}"
     low = min((c.low_watermark for c in status.computations), default=BEGINNING)
     lag = max((c.lag for c in status.computations if c.lag is not None), default=None)
     parts = [
         f"epoch {status.epoch}",
-        _count(status.records, "record"),
+        counted(status.records, "record"),
         f"{status.records_per_second:,.0f}/s",
         f"{status.epoch_millis:,.0f} ms per epoch",
         f"low watermark {describe(low)}" + ("" if lag is None else f" (lag {span(lag)})"),
-        _count(sum(c.keys for c in status.computations), "key"),
-        _count(sum(c.timers for c in status.computations), "timer"),
     ]
+    if any(c.windows is None for c in status.computations):
+        parts += [counted(sum(c.keys for c in status.computations), "key"), counted(sum(c.timers for c in status.computations), "timer")]
+    if any(c.windows is not None for c in status.computations):
+        parts.append(counted(sum(c.windows.partial_results for c in status.computations if c.windows is not None), "partial result"))
     late = sum(c.late for c in status.computations)
     waiting = sum(c.waiting for c in status.computations)
     dead = sum(c.dead_letters for c in status.computations)
     dropped = sum(c.dedup.dropped for c in status.computations if c.dedup is not None)
     parts += [f"{late:,} late"] if late else []
-    parts += [_count(dropped, "duplicate") + " dropped"] if dropped else []
+    parts += [counted(dropped, "duplicate") + " dropped"] if dropped else []
     parts += [f"{waiting:,} waiting"] if waiting else []
-    parts += [_count(dead, "dead letter")] if dead else []
+    parts += [counted(dead, "dead letter")] if dead else []
     parts += [str(one) for one in status.fills]
     parts += [mode_words(status.mode)] if status.mode.losses or status.mode.missing else []
     parts += _stuck(status.mode)
@@ -134,7 +132,7 @@ def changes(status: Status) -> tuple[Any, ...]:
         status.epoch < 0,
         status.waits_for,
         status.records,
-        tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting) for c in status.computations),
+        tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting, c.windows) for c in status.computations),
         tuple(name for name, edge in status.edges.items() if edge.stored),
         tuple((one.name, one.what, one.rows) for one in status.fills),
         (status.mode.generation, status.mode.losses, tuple(status.mode.missing), tuple(_stuck(status.mode))),
@@ -142,8 +140,11 @@ def changes(status: Status) -> tuple[Any, ...]:
 
 
 def _details(status: Status) -> list[RenderableType]:
-    """What holds time back, what deduplication did, what adaptive edges do."""
+    """Which windows are open, what holds time back, what deduplication did, what adaptive edges do."""
     parts: list[RenderableType] = []
+    windows = [(c.name, _oldest(c.windows)) for c in status.computations if c.windows is not None]
+    if windows:
+        parts += ["", _pairs("window operator", "open windows", windows)]
     waiting = [(c.name, str(c.held_back_by)) for c in status.computations if c.held_back_by.text and c.low_watermark < END]
     if waiting:
         parts += ["", _pairs("computation", "held back by", waiting)]
@@ -155,9 +156,9 @@ def _details(status: Status) -> list[RenderableType]:
             for one in status.fills
         ]
         parts += ["", _pairs("view", "being filled", rows)]
-    counted = [(c.name, ", ".join(f"{name} {n:,}" for name, n in sorted(c.tallies.items()))) for c in status.computations if c.tallies]
-    if counted:
-        parts += ["", _pairs("computation", "counted", counted)]
+    tallied = [(c.name, ", ".join(f"{name} {n:,}" for name, n in sorted(c.tallies.items()))) for c in status.computations if c.tallies]
+    if tallied:
+        parts += ["", _pairs("computation", "counted", tallied)]
     if status.edges:
         parts += [
             "",
@@ -170,6 +171,17 @@ def _details(status: Status) -> list[RenderableType]:
     return parts
 
 
+def _oldest(found: WindowStatus) -> str:
+    """What a window operator has open.
+
+    >>> _oldest(WindowStatus("tumbling('1m')", 60_000, 3)), _oldest(WindowStatus("tumbling('1m')", None, 0))
+    ("tumbling('1m'): the oldest ends at 1970-01-01 00:01:00.000; 3 partial results", "tumbling('1m'): none")
+    """
+    if found.next_end is None:
+        return f"{found.window}: none"
+    return f"{found.window}: the oldest ends at {moment(found.next_end)}; {counted(found.partial_results, 'partial result')}"
+
+
 def _late_records(found: Sequence[ComputationStatus]) -> list[RenderableType]:
     """Per computation with late records: how many by input, and the last of them."""
     parts: list[RenderableType] = []
@@ -177,7 +189,7 @@ def _late_records(found: Sequence[ComputationStatus]) -> list[RenderableType]:
         if one.late:
             counts = ", ".join(f"{count:,} of {stream!r}" for stream, count in one.late_by.items())
             last = [
-                f"{moment(late.timestamp)}, low watermark {moment(late.low_watermark)}, {late.stream!r}, key {late.key}: {_cut(late.value)}"
+                f"{moment(late.timestamp)}, low watermark {moment(late.low_watermark)}, {late.stream!r}, key {late.key}: {cut(late.value)}"
                 for late in one.last_late
             ]
             parts += ["", Text.assemble(("late in ", "dim"), one.name, f": {counts}" + (", the last of them:" if last else ""))]
@@ -186,37 +198,7 @@ def _late_records(found: Sequence[ComputationStatus]) -> list[RenderableType]:
 
 
 def _refused(status: Status) -> str:
-    return f", {_count(status.refused, 'write')} of replaced runs refused" if status.refused else ""
-
-
-def listing(found: Listing) -> RenderableType:
-    """Several rows, cut to what fits a table."""
-    parts: list[RenderableType] = [Text(f"{found.computation}, epoch {found.epoch}: {_count(found.keys, 'key')}")]
-    if found.rows:
-        parts.append("")
-        table = columns("key", "state", "timers and holds" if any(row.hold is not None for row in found.rows) else "timers")
-        for row in found.rows:
-            state = [] if row.is_map else [_cut(_shown(row.state))]
-            maps = [_cut(text) for view in row.maps for text in _map_lines(view)]
-            timers = [_timer(timer) for timer in row.timers[:_FEW]]
-            if len(row.timers) > _FEW:
-                timers.append(f"and {len(row.timers) - _FEW:,} more")
-            if row.hold is not None:
-                timers.append(f"{moment(row.hold)} held")
-            table.add_row(Text(_cut(repr(row.key))), Text("\n".join(state + maps)), Text("\n".join(timers)))
-        parts.append(table)
-    hidden = found.keys - len(found.rows)
-    if hidden > 0:
-        parts.append(Text(f"\n{hidden:,} more: --limit N shows more of them, --key K one of them whole", style="dim"))
-    return Group(*parts)
-
-
-def rows(found: Listing) -> RenderableType:
-    """Single rows, whole."""
-    parts: list[RenderableType] = [Text(f"{found.computation}, epoch {found.epoch}")]
-    for row in found.rows:
-        parts += ["", _card(row)]
-    return Group(*parts)
+    return f", {counted(status.refused, 'write')} of replaced runs refused" if status.refused else ""
 
 
 def moment(at: int | None) -> str:
@@ -308,7 +290,7 @@ def _computations(found: Sequence[ComputationStatus]) -> _Fitting:
             moment(one.low_watermark),
             span(one.lag),
             span(one.behind),
-            *(f"{getattr(one, field):,}" for field in counts),
+            *("-" if one.windows is not None and field in ("keys", "timers") else f"{getattr(one, field):,}" for field in counts),
             size(one.log_bytes),
         ]
         for one in found
@@ -339,56 +321,15 @@ def _holder(one: InjectorStatus) -> str:
     return "" if one.watermark >= END else "nothing: it is idle" if one.idle else one.held_back_by
 
 
-def _card(row: RowView) -> RenderableType:
-    card = Table.grid(padding=(0, 2))
-    card.add_column(style="dim", no_wrap=True)
-    card.add_column(overflow="fold")
-    card.add_row("key", Text(f"{row.key!r}  ({type(row.key).__name__}, shard {row.shard})"))
-    if not row.is_map:
-        card.add_row("state", Text(_shown(row.state, whole=True)))
-    for view in row.maps:
-        card.add_row(escape(view.field) or "state", Text("\n".join(_map_lines(view, named=False))))
-    if row.is_map and not row.maps:
-        card.add_row("state", "an empty map")
-    card.add_row("timers", Text("\n".join(map(_timer, row.timers)) or "none"))
-    if row.hold is not None:
-        card.add_row("hold", moment(row.hold))
-    return card
-
-
-def _map_lines(view: MapView, named: bool = True) -> list[str]:
-    name = f"{view.field}: " if named and view.field else ""
-    some = "" if view.entries == len(view.first) else f", the first {len(view.first)}:"
-    return [
-        f"{name}{view.entries:,} map {'entry' if view.entries == 1 else 'entries'}{some}",
-        *(f"  {key!r}: {_shown(value)}" for key, value in view.first),
-    ]
-
-
-def _timer(timer: Timer) -> str:
-    kind = "low watermark" if timer.kind == LOW_WATERMARK else "wall clock"
-    held = "" if timer.hold is None else f", holds {moment(timer.hold)}"
-    return f"{moment(timer.time)} {timer.tag!r} ({kind}{held})"
-
-
-def _shown(value: Any, whole: bool = False) -> str:
-    if isinstance(value, Opaque):
-        return f"[{value}]"
-    try:
-        return pretty_repr(value, max_width=88) if whole else repr(value)
-    except Exception as error:
-        return f"[a {type(value).__name__} whose repr raises {type(error).__name__}]"
-
-
 def _ago(at: int | None) -> str:
     return "never" if at is None else f"{span(max(0, int(time.time() * 1000) - at))} ago"
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     return text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 

@@ -25,8 +25,17 @@ from millstream.views.aggregate import depths
 from millstream.views.dsl import TABLE, VIEW
 
 
+class WindowStatus(msgspec.Struct):
+    """What a window operator has open. next_end: the end of the oldest open window, which is told next; None if none is open. partial_results: how many are
+    kept, one or more for every key and pane."""
+
+    window: str
+    next_end: int | None
+    partial_results: int
+
+
 class ComputationStatus(msgspec.Struct):
-    """One computation.
+    """One computation. A window operator has `windows` instead of keys and timers.
 
     lag: its low watermark's distance to the newest timestamp injected; behind: the same to the wall clock of the last epoch; in milliseconds.
     held_back_by: what its low watermark waits for.
@@ -53,6 +62,7 @@ class ComputationStatus(msgspec.Struct):
     waiting: int = 0  # productions stored for it
     dedup: DedupCounts | None = None  # None where no id was checked
     ids_held: int = 0
+    windows: WindowStatus | None = None  # of a window operator
 
 
 class InjectorStatus(msgspec.Struct):
@@ -172,7 +182,7 @@ def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochSt
                 name=name,
                 low_watermark=c.low_watermark,
                 lag=max(0, newest - c.low_watermark) if newest is not None and BEGINNING < c.low_watermark < END else None,
-                keys=sum(s.keys for s in c.shards),
+                keys=sum(s.keys for s in c.shards) if c.window is None else 0,
                 timers=sum(s.timers for s in c.shards),
                 records=c.records,
                 late=c.late,
@@ -190,6 +200,7 @@ def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochSt
                 waiting=sum(count for p in manifest.pending if p.computation == name for _, _, count in p.slices.values()),
                 dedup=c.dedup if c.dedup.checked else None,
                 ids_held=sum(s.ids for s in c.shards),
+                windows=_windows(c),
             )
             for name, c in manifest.computations.items()
         ],
@@ -198,6 +209,13 @@ def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochSt
         refused=manifest.refused,
         fills=[fill for name in manifest.builds if (fill := _fill(manifest, name)) is not None],
     )
+
+
+def _windows(state: ComputationState) -> WindowStatus | None:
+    if state.window is None:
+        return None
+    next_end = min((shard.next_low for shard in state.shards if shard.next_low is not None), default=None)
+    return WindowStatus(state.about.get("window", ""), next_end, sum(shard.keys for shard in state.shards))
 
 
 def _fill(manifest: Manifest, name: str) -> FillStatus | None:

@@ -5,7 +5,9 @@ Rules
 2. As JSON a row is what `millstream state --key K --json` shows, and that of a table or view what `millstream view --json` shows. A join shows its rows by
    the keys of left documents, several of one perhaps: so its value is a list, looking one up means looking at all, and a scan has no order.
 3. Nothing that was pickled is ever loaded.
-4. Everything comes in the order of the keys' bytes, over all shards.
+4. A window operator keeps entries of many keys, so a key's value is made when it is asked for: as JSON as above, as bytes the list of its open panes in
+   msgpack, each a map of `start`, `end` and what the reducers show. It has no timers and no holds.
+5. Everything comes in the order of the keys' bytes, over all shards.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ import msgspec
 from millstream.core.keys import key_bytes, key_of, shard_of
 from millstream.core.keyspace import ROW, Row, after, decode_row, decode_sub_key, sub_prefix
 from millstream.errors import RefusedRequest
-from millstream.readable.listing import decoder, plain, plain_view, row_view
+from millstream.readable.listing import RowView, decoder, open_view, open_views, plain, plain_view, row_view
 from millstream.readable.relations import plain_row, shown, shown_by
+from millstream.state.codec import msgpack
 from millstream.state.queries import Reader, hold_of, timers_of
 from millstream.views.dsl import JOIN, TABLE
 
 _json = msgspec.json.Encoder().encode
 _pack = msgspec.msgpack.Encoder().encode
+_encode = msgpack.encoder()  # also of integers beyond 64 bits
 
 KeyValues = Iterator[tuple[bytes, bytes]]
 
@@ -36,6 +40,9 @@ def lookup(snapshot: Reader, computation: str, row_key: bytes, as_json: bool) ->
     """The value of one key, in the form that is wanted; None if there is none."""
     if as_json and snapshot.computation(computation).kind == JOIN:
         return _join_json(snapshot, computation, row_key)
+    if snapshot.computation(computation).window is not None:
+        view = open_view(snapshot, computation, row_key)
+        return None if view is None else _open_bytes(view, as_json)
     raw = read_row(snapshot, computation, row_key)
     return raw if raw is None or not as_json else row_json(snapshot, computation, row_key, decode_row(raw))
 
@@ -57,12 +64,21 @@ def rows(snapshot: Reader, computation: str, start: bytes, stop: bytes | None, a
             if start <= key and (stop is None or key < stop):
                 yield key, _json(plain_row(one, False))
         return
+    if snapshot.computation(computation).window is not None:
+        for key, view in open_views(snapshot, computation, start, stop):
+            yield key, _open_bytes(view, as_json)
+        return
     size = len(ROW)
     for entry, raw in snapshot.scan(computation, ROW + start, after(ROW) if stop is None else ROW + stop):
         if not as_json:
             yield entry[size:], raw
         elif (value := row_json(snapshot, computation, entry[size:], decode_row(raw))) is not None:
             yield entry[size:], value
+
+
+def _open_bytes(view: RowView, as_json: bool) -> bytes:
+    """Rule 4."""
+    return _json(plain_view(view)) if as_json else _encode(plain(view.state))
 
 
 def timers(snapshot: Reader, computation: str, start: bytes, stop: bytes | None, as_json: bool) -> KeyValues:

@@ -9,7 +9,8 @@ Rules
    slow: the stream ends with `Stale`, which names the epoch to go on after.
 4. A watcher that comes back is given what the buffer has, else what the log has, else (also where an epoch changed too much) a reset and a snapshot.
 5. A computation that begins anew under its name, or a checkpoint that was restored, is a reset. One that is gone ends the stream.
-6. As JSON rows are shown as of the newest epoch, so epochs that came meanwhile are merged; rows whose MapStates changed are among them; and a view that
+6. A window operator cannot be watched.
+7. As JSON rows are shown as of the newest epoch, so epochs that came meanwhile are merged; rows whose MapStates changed are among them; and a view that
    shows another generation is a reset. A join cannot be watched as JSON: it shows rows by keys that it does not keep them by.
 """
 
@@ -52,6 +53,11 @@ class Watch:
                 if self._as_json and snapshot.computation(self._name).kind == JOIN:
                     raise RefusedRequest(
                         f"{self._name!r} is a join: watch it in the form BYTES, or publish its changes. It shows rows by other keys than it keeps."
+                    )
+                if snapshot.computation(self._name).window is not None:
+                    raise RefusedRequest(
+                        f"{self._name!r} is a window operator, and what it has open cannot be watched: an epoch changes entries of many keys. Scan it, or "
+                        f"publish its results."
                     )
                 self._begin(snapshot)
                 if self._after is not None and self._after > snapshot.epoch:
