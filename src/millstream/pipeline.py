@@ -24,6 +24,7 @@ from millstream.core.topology import (
     Topology,
     as_key,
 )
+from millstream.core.typed import is_class_of_values
 from millstream.core.watermark import Bounded, Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
@@ -78,7 +79,7 @@ class Pipeline:
         *,
         timestamp: Any = None,
         id: Any = None,
-        value: str | None = None,
+        value: str | type | None = None,
         watermark: Policy | None = None,
         dedup: Duration | Dedup | None = "10m",
     ) -> Stream:
@@ -86,9 +87,9 @@ class Pipeline:
 
         timestamp: a column (milliseconds as long, or a Spark timestamp), SQL text or a Column; without it, records get the time at which their
         epoch was planned. id: a column, SQL text or Column that names a record; without it, the id follows from the row's content.
-        value: one column to be the record's value; without it, the value is the row as a dict. watermark: one of `ms.watermarks`; by default bounded with
-        no delay: what is older than the newest may be late. dedup: for how long (of arrival time) ids are held, so that a repeated record counts once;
-        `ms.dedup(horizon, slack=)` says more, None switches it off. Without id= there is nothing to go by.
+        value: one column to be the record's value, or a dataclass or Struct to be made of the row; else it is the row as a dict. watermark: one of
+        `ms.watermarks`; by default bounded with no delay: what is older than the newest may be late. dedup: for how long (of arrival time) ids are held, so
+        that a repeated record counts once; `ms.dedup(horizon, slack=)` says more, None switches it off. Without id= there is nothing to go by.
         """
         _checked(name, "stream")
         if any(i.name == name for i in self._injectors):
@@ -108,7 +109,8 @@ class Pipeline:
                 source=known,
                 timestamp=as_text(timestamp),
                 id=as_text(id),
-                value=value,
+                value=None if is_class_of_values(value) else value,  # type: ignore[arg-type]
+                typed=value if is_class_of_values(value) else None,  # type: ignore[arg-type]
                 watermark=watermark or Bounded(delay=0, is_given=False),
                 dedup=rule,
             )

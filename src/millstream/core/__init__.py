@@ -1,6 +1,6 @@
 """What must happen? Records, keys, computations, timers, watermarks, the step, the graph.
 
-    record, arrivals               what comes in
+    record, typed, arrivals        what comes in
     keys, time                     by which key, and when
     computation, visit             user code, one key at a time, and what it asks for
     step, operator_step, outcome   one epoch of one computation on one shard, and what comes of it

@@ -31,6 +31,7 @@ from millstream.core.backfill import Derivation
 from millstream.core.computation import Computation
 from millstream.core.dedup import Dedup
 from millstream.core.outcome import DROP, HOOK
+from millstream.core.typed import required_fields
 from millstream.core.watermark import Policy
 from millstream.errors import DefinitionError
 
@@ -61,9 +62,12 @@ class Injector(msgspec.Struct, frozen=True):
     value: str | None
     watermark: Policy
     dedup: Dedup | None = None
+    typed: type | None = None  # the class of its values
 
     def check(self, known: Collection[str] | None) -> None:
         """Raises DefinitionError if it names a column that its source does not have. known: the source's columns, None where that cannot be told."""
+        if self.typed is not None:
+            check_columns(f"injected stream {self.name!r}, value={self.typed.__name__}", required_fields(self.typed), known)
         named = {"timestamp": self.timestamp, "id": self.id, "value": self.value, "watermark": self.watermark.mark_column}
         for what, column in {**named, "sub-source": self.watermark.sub_column}.items():
             check_columns(f"injected stream {self.name!r}, {what}", [column], known)

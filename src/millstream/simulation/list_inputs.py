@@ -16,6 +16,7 @@ from millstream.core.dedup import IdRows
 from millstream.core.keys import BadKey, key_text, shard_of
 from millstream.core.record import CopyingBatch
 from millstream.core.topology import Group, Injector, Route, is_expression
+from millstream.core.typed import converter
 from millstream.core.watermark import Progress, Seen, lags_of
 from millstream.engine.program import Arrival, Compiled
 from millstream.errors import DefinitionError, HookError, InputError
@@ -69,9 +70,7 @@ class Injected:
                 self.queued.setdefault((route.computation, 0), []).append((None, time, own, batch, 0))
                 continue
             shard = shard_of(text.encode(), self.shards)
-            self.queued.setdefault((route.computation, shard), []).append(
-                (text, time, name, CopyingBatch(injector.name, (value,), (name,)), 0)
-            )
+            self.queued.setdefault((route.computation, shard), []).append((text, time, name, _batch(injector, value, name), 0))
             if route is routes[0]:
                 self.seen.setdefault((injector.name, route.computation, shard), Seen()).add(self._look(injector, row, time))
         if not routes and not wrong:
@@ -142,6 +141,25 @@ class Injected:
     def seen_by(self, group: Group, shard: int) -> dict[str, Seen]:
         """What one task sees of it."""
         return {stream: seen for (stream, computation, at), seen in self.seen.items() if at == shard and computation in group.computations}
+
+
+class TypedBatch(CopyingBatch):
+    """Rows of an injector whose values are of a class."""
+
+    __slots__ = ("_convert",)
+
+    def __init__(self, stream: str, values: Sequence[Any], ids: Sequence[str], typed: type) -> None:
+        super().__init__(stream, values, ids)
+        self._convert = converter(typed, stream)
+
+    def value(self, index: int) -> Any:
+        return self._convert(super().value(index))
+
+
+def _batch(injector: Injector, value: Any, name: str) -> CopyingBatch:
+    if injector.typed is None:
+        return CopyingBatch(injector.name, (value,), (name,))
+    return TypedBatch(injector.name, (value,), (name,), injector.typed)
 
 
 class Handed(NamedTuple):

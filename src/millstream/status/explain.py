@@ -43,6 +43,8 @@ def _ahead(topology: Topology, route: Route) -> str:
     injector = topology.injectors[route.stream]
     if injector.dedup is not None:
         return "rows travel one by one: ids are checked behind the exchange (dedup=None on inject allows partial results before it)"
+    if injector.typed is not None:
+        return "rows travel one by one: every row is made a typed value"
     if injector.value is not None:
         return "rows travel one by one: the value is a single column"
     if not operator.folds_ahead:  # type: ignore[attr-defined]

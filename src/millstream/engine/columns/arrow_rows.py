@@ -26,6 +26,7 @@ from millstream.core.keys import key_of
 from millstream.core.record import Batch
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology
+from millstream.core.typed import converter
 from millstream.core.watermark import Seen, lags_of
 from millstream.engine.program import Compiled
 from millstream.engine.routing import SentRows
@@ -92,10 +93,13 @@ def sent_table(rows: SentRows, offsets: Any, unit: int) -> Any:
 class ColumnBatch(Batch):
     """Rows of an injector, made Python values when somebody asks for the first one."""
 
-    __slots__ = ("_ids", "_layout", "_single", "_table", "_values", "_vector")
+    __slots__ = ("_convert", "_ids", "_layout", "_single", "_table", "_values", "_vector")
 
-    def __init__(self, stream: str, table: Any, vector: str, layout: Sequence[ValueColumn], single: bool) -> None:
+    def __init__(
+        self, stream: str, table: Any, vector: str, layout: Sequence[ValueColumn], single: bool, typed: type | None = None
+    ) -> None:
         super().__init__(stream)
+        self._convert = None if typed is None else converter(typed, stream)
         self._table, self._vector, self._layout, self._single = table, vector, layout, single
         self._values: list[Any] | None = None
         self._ids: list[str] | None = None
@@ -104,7 +108,7 @@ class ColumnBatch(Batch):
         values = self._values
         if values is None:
             values = self._values = self._load()
-        return values[index]
+        return values[index] if self._convert is None else self._convert(values[index])
 
     def _load(self) -> list[Any]:
         columns = [made(to_list(column)) for column, made in self._columns()]
@@ -121,6 +125,8 @@ class ColumnBatch(Batch):
             yield found, _key_values if column.carrier == "key" else as_it_is
 
     def column(self, name: str | None) -> Any:
+        if self._convert is not None:
+            return None  # each row is looked at
         for (column, made), of in zip(self._columns(), self._layout, strict=True):
             if name == of.name or (name is None and self._single):
                 return whole(column) if made is as_it_is or not pc.any(pc.starts_with(column, _NUL)).as_py() else None
@@ -152,7 +158,10 @@ class RowBatch(Batch):
 
     def value(self, index: int) -> Any:
         values = [made(to_list(column.slice(index, 1)))[0] for column, made in self._columns]
-        return values[0] if self._of._single else {column.name: value for column, value in zip(self._of._layout, values, strict=True)}
+        if self._of._single:
+            return values[0]
+        row = {column.name: value for column, value in zip(self._of._layout, values, strict=True)}
+        return row if self._of._convert is None else self._of._convert(row)
 
     def id(self, index: int) -> str:
         return self._of.id(index)
@@ -424,7 +433,7 @@ class ArrowInputs:
         if injector is None:
             return EncodedBatch(route.stream, table, self._compiled.decode_value)
         at = list(self._compiled.topology.injectors).index(route.stream)
-        return ColumnBatch(route.stream, table, f"v{at}", self._values[at], injector.value is not None)
+        return ColumnBatch(route.stream, table, f"v{at}", self._values[at], injector.value is not None, injector.typed)
 
 
 class Identified:

@@ -54,7 +54,13 @@ class Folding:
     def folds(self, injector: Injector, route: Route) -> bool:
         """Rule 1."""
         spec = self._compiled.topology.by_name[route.computation]
-        return spec.in_columns and injector.dedup is None and injector.value is None and self._operator(route).folds_ahead
+        return (
+            spec.in_columns
+            and injector.dedup is None
+            and injector.value is None
+            and injector.typed is None
+            and self._operator(route).folds_ahead
+        )
 
     def _operator(self, route: Route) -> PaneWindow:
         return self._compiled.operator(route.computation)  # type: ignore[no-any-return]

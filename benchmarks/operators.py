@@ -1,0 +1,229 @@
+"""Operators against hooks, against Spark's own SQL and against bare pyarrow: all ways in one run, CPU and wall.
+
+    windows    count per key and second, told when the second is complete: by the operator, by hooks, by Spark SQL
+    sessions   count per key and session, by the operator and by hooks
+    joins      an interval join of two streams, by the operator and by Spark's stream-stream join
+    arrow      what pyarrow's group_by alone costs on the same files, with nothing kept, nothing told
+
+Rules
+1. Every way reads the same files, one an epoch (a join: one of each side), and the first two epochs are warm-up (measure.py).
+2. What Millstream's ways of a part have told is compared with each other, row by row; windows also with the truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F
+
+import millstream as ms
+from benchmarks import cpu, data, jobs
+from benchmarks.measure import Epoch, Measured, measured
+
+GAP = 3_000
+AFTER = 1_000
+WARM_UP = 2
+
+
+class SessionCounter(ms.Computation):
+    """Sessions by hooks, as a user would write them: one timer per key, which looks again when the session has grown."""
+
+    State = list
+
+    def process_record(self, record: ms.Record) -> None:
+        at = record.timestamp
+        first, last, n = at, at, 1
+        kept = []
+        for session in self.state:
+            if first - session[1] < GAP and session[0] - last < GAP:
+                first, last, n = min(first, session[0]), max(last, session[1]), n + session[2]
+            else:
+                kept.append(session)
+        kept.append([first, last, n])
+        self.state = kept
+        if len(kept) == 1 and n == 1:
+            self.set_timer("end", last + GAP)
+
+    def process_timer(self, timer: ms.Timer) -> None:
+        for session in sorted(self.state):
+            if session[1] + GAP <= timer.time:
+                self.produce({"term": self.key, "start": session[0], "count": session[2]}, timestamp=timer.time)
+        self.state = [session for session in self.state if session[1] + GAP > timer.time]
+        if self.state:
+            self.set_timer("end", min(session[1] for session in self.state) + GAP)
+
+
+def session_hooks(source: Any, output: Path) -> ms.Pipeline:
+    p = ms.Pipeline("bench")
+    queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"), dedup=None)
+    p.emit(p.compute(SessionCounter, queries, key="term", produces="sessions"), ms.sinks.files(output))
+    return p
+
+
+def session_operator(source: Any, output: Path) -> ms.Pipeline:
+    p = ms.Pipeline("bench")
+    queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"), dedup=None)
+    sessions = queries.by("term").window(ms.windows.session(f"{GAP}ms")).reduce(ms.count(), name="sessions")
+    p.emit(sessions, ms.sinks.files(output))
+    return p
+
+
+def session_rows(output: Path) -> list[tuple[str, int, int]]:
+    rows = [json.loads(line)["value"] for path in output.glob("*.jsonl") for line in path.read_text().splitlines()]
+    return sorted((row["term"], row["start"], row["count"]) for row in rows)
+
+
+def run(spark: Any, make: Callable[[Any, Path], ms.Pipeline], folder: Path, work: Path, resident: bool) -> list[Epoch]:
+    source = ms.sources.files(folder, schema=jobs.SCHEMA, format="parquet", max_files_per_epoch=1)
+    handle = make(source, work / "out").run(spark, checkpoint=work / "checkpoint", available_now=True, resident=resident)
+    handle.await_termination()
+    return jobs.epochs_of(handle)
+
+
+def join_operator(spark: Any, folder: Path, work: Path, resident: bool) -> list[Epoch]:
+    """Every query with those of the same id-less term within a second of it: both sides read the same files."""
+    p = ms.Pipeline("bench")
+    sides = []
+    for name in ("left", "right"):
+        source = ms.sources.files(folder / name, schema=jobs.SCHEMA, format="parquet", max_files_per_epoch=1)
+        sides.append(p.inject(name, source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"), dedup=None))
+    joined = sides[0].by("term").join(sides[1].by("term"), after=f"{AFTER}ms", name="joined")
+    p.emit(joined.map({"id": "left.id", "other": "right.id"}), ms.sinks.files(work / "out"))
+    handle = p.run(spark, checkpoint=work / "checkpoint", available_now=True, resident=resident)
+    handle.await_termination()
+    return jobs.epochs_of(handle)
+
+
+def join_sql(spark: Any, folder: Path, work: Path) -> list[Epoch]:
+    """Spark's own stream-stream join."""
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
+    left, right = (
+        spark.readStream.schema(jobs.SCHEMA)
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(folder / name))
+        .select(F.col("term").alias(f"{name}_term"), F.col("id").alias(f"{name}_id"), F.timestamp_millis("at").alias(f"{name}_ts"))
+        .withWatermark(f"{name}_ts", "2 seconds")
+        for name in ("left", "right")
+    )
+    near = F.expr(f"left_term = right_term and right_ts >= left_ts and right_ts <= left_ts + interval {AFTER} milliseconds")
+    return jobs._to_the_end(left.join(right, near).select("left_id", "right_id"), work)
+
+
+def bare_arrow(folder: Path) -> float:
+    """CPU-seconds per million records of pyarrow's group_by by key and second, read from the same files."""
+    began = resource.getrusage(resource.RUSAGE_SELF)
+    rows = 0
+    for path in sorted(folder.glob("*.parquet")):
+        table = pq.read_table(path, columns=["term", "at"])
+        second = pa.array(table.column("at").to_numpy() // 1000)
+        table.append_column("second", second).group_by(["term", "second"], use_threads=False).aggregate([([], "count_all")])
+        rows += len(table)
+    ended = resource.getrusage(resource.RUSAGE_SELF)
+    return (ended.ru_utime - began.ru_utime + ended.ru_stime - began.ru_stime) * 1e6 / rows
+
+
+def main() -> dict[str, float]:
+    options = _options()
+    result: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        spark = jobs.session()
+        with cpu.meter(spark) as meter:
+            for part in options.only.split(","):
+                result.update(PARTS[part](spark, meter, root, options))
+    print(json.dumps(result))
+    return result
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=8, help="files, and so epochs (8)")
+    parser.add_argument("--per-file", type=int, default=200_000, help="records in a file (200,000)")
+    parser.add_argument("--keys", default="10000,1000000", help="how many keys, each a run of windows (10000,1000000)")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"parts ({','.join(PARTS)})")
+    return parser.parse_args()
+
+
+def _measure(meter: Any, name: str, way: Callable[[], list[Epoch]]) -> Measured:
+    began = time.perf_counter()
+    one = measured(meter, way(), WARM_UP)
+    print(f"{one.line(name)} ({time.perf_counter() - began:.0f} s in all)", flush=True)
+    return one
+
+
+def _windows(spark: Any, meter: Any, root: Path, options: argparse.Namespace) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for keys in map(int, options.keys.split(",")):
+        folder = jobs.fresh(root / f"data-{keys}")
+        truth = data.make(folder, options.files, options.per_file, keys)
+        ways: dict[str, Any] = {
+            "hooks": jobs.millstream_resident,
+            "operator": jobs.operator_resident,
+            "hooks-dedup": jobs.millstream_resident_dedup,
+            "operator-dedup": jobs.operator_resident_dedup,
+            "operator-micro-batch": jobs.operator,
+            "sql": jobs.sql,
+        }
+        told: dict[str, Measured] = {}
+        for name, way in ways.items():
+            work = jobs.fresh(root / "work")
+            told[name] = _measure(meter, f"{name} {keys}", partial(way, spark, folder, work))
+            if name != "sql":
+                assert data.read_counts(work / "counts") == truth, name
+            shutil.rmtree(work)
+        bare = bare_arrow(folder)
+        print(f"{'pyarrow alone':16s} {'':21s} CPU-s per million {bare:6.2f}", flush=True)
+        cost = {name: one.cpu.total for name, one in told.items()}
+        found |= {
+            f"window_cpu_vs_hooks_{keys}": round(cost["operator"] / cost["hooks"], 3),
+            f"window_dedup_cpu_vs_hooks_{keys}": round(cost["operator-dedup"] / cost["hooks-dedup"], 3),
+            f"window_cpu_vs_sql_{keys}": round(cost["operator"] / cost["sql"], 3),
+            f"window_micro_batch_cpu_vs_sql_{keys}": round(cost["operator-micro-batch"] / cost["sql"], 3),
+            f"window_throughput_vs_sql_{keys}": round(told["operator"].rate / told["sql"].rate, 1),
+            f"window_cpu_vs_arrow_{keys}": round(cost["operator"] / bare, 1),
+        }
+    return found
+
+
+def _sessions(spark: Any, meter: Any, root: Path, options: argparse.Namespace) -> dict[str, float]:
+    folder = jobs.fresh(root / "data-sessions")
+    data.make(folder, options.files, options.per_file, 10_000)
+    told, rows = {}, {}
+    for name, make in (("hooks", session_hooks), ("operator", session_operator)):
+        work = jobs.fresh(root / "work")
+        told[name] = _measure(meter, f"session {name}", partial(run, spark, make, folder, work, resident=True))
+        rows[name] = session_rows(work / "out")
+    assert rows["hooks"] == rows["operator"], (len(rows["hooks"]), len(rows["operator"]))
+    return {"session_cpu_vs_hooks": round(told["operator"].cpu.total / told["hooks"].cpu.total, 3)}
+
+
+def _joins(spark: Any, meter: Any, root: Path, options: argparse.Namespace) -> dict[str, float]:
+    folder = jobs.fresh(root / "data-joins")
+    for name in ("left", "right"):
+        data.make(folder / name, options.files, options.per_file // 2, 10_000)
+    told = {}
+    for name, way in (
+        ("operator", lambda work: join_operator(spark, folder, work, True)),
+        ("sql", lambda work: join_sql(spark, folder, work)),
+    ):
+        work = jobs.fresh(root / "work")
+        told[name] = _measure(meter, f"join {name}", partial(way, work))
+    return {"join_cpu_vs_sql": round(told["operator"].cpu.total / told["sql"].cpu.total, 3)}
+
+
+PARTS: dict[str, Any] = {"windows": _windows, "sessions": _sessions, "joins": _joins}
+
+if __name__ == "__main__":
+    main()
