@@ -11,7 +11,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-PARTS = ("throughput", "views", "epoch", "guarantees", "latency", "growth", "lookahead", "filters", "connector", "live", "service")
+PARTS = (
+    "throughput",
+    "operators",
+    "views",
+    "epoch",
+    "guarantees",
+    "latency",
+    "growth",
+    "lookahead",
+    "filters",
+    "connector",
+    "live",
+    "service",
+)
 
 
 def main() -> None:

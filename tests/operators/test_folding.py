@@ -25,7 +25,9 @@ from millstream.operators import panes, vectors
 from millstream.state.memory_storage import MemoryStore
 
 SHARDS = 3
-ARROW = pa.schema([("user", pa.string()), ("at", pa.int64()), ("price", pa.int64()), ("page", pa.string()), ("weight", pa.float64())])
+ARROW = pa.schema(
+    [("user", pa.string()), ("at", pa.int64()), ("price", pa.int64()), ("page", pa.string()), ("weight", pa.float64()), ("id", pa.string())]
+)
 
 
 class Shards:
@@ -33,8 +35,8 @@ class Shards:
 
     def __init__(self, kind: Any, folds: bool) -> None:
         p = ms.Pipeline("folding")
-        source = ms.sources.files("in/", schema="user string, at long, price long, page string, weight double")
-        rows = p.inject("rows", source, timestamp="at", watermark=ms.watermarks.bounded("1s"), dedup=None)
+        source = ms.sources.files("in/", schema="user string, at long, price long, page string, weight double, id string")
+        rows = p.inject("rows", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("1s"), dedup=None)
         reducers = {
             "n": ms.count(),
             "p": ms.count("price"),
@@ -42,6 +44,9 @@ class Shards:
             "mean": ms.mean("price"),
             "min": ms.min("page"),
             "max": ms.max("weight"),
+            "first": ms.first("page"),
+            "last": ms.last("price"),
+            "by": ms.last("page", by="price"),
         }
         windows = rows.by("user").window(kind, late="late").reduce(reducers, name="windows", on_error=ms.DEAD_LETTER)
         p.emit(windows, ms.sinks.memory(), ids=True)
@@ -79,7 +84,7 @@ def rows(dice: random.Random, base: int, count: int) -> list[dict[str, Any]]:
     """Some of them have values that columns cannot take."""
     found = []
     is_wild = dice.random() < 0.3
-    for _ in range(count):
+    for number in range(count):
         at = base + dice.randint(-9_000, 3_000)
         price = dice.choice([None, dice.randint(-5, 5), 2**62, -(2**62)]) if is_wild else dice.choice([None, dice.randint(-5, 5)])
         odd = dice.random()
@@ -88,6 +93,7 @@ def rows(dice: random.Random, base: int, count: int) -> list[dict[str, Any]]:
                 "user": None if odd < 0.03 else dice.choice(["sue", "tod", "\0x", "ä"]),
                 "at": None if odd > 0.97 else END if odd > 0.95 else BEGINNING if odd > 0.94 else at,
                 "price": price,
+                "id": None if 0.03 < odd < 0.06 else f"r{base}-{number}-{dice.random()}",
                 "page": dice.choice(["a", "b", None]),
                 "weight": dice.choice([0.0, -0.0, float("nan"), 1.5, None]) if is_wild else dice.choice([None, 2.5, -1.5]),
             }
@@ -129,7 +135,8 @@ def check(seed: int, kind: Any) -> None:
 
 def test_few_rows_travel_where_they_are_folded() -> None:
     table = pa.Table.from_pylist(
-        [{"user": f"u{n % 7}", "at": 1_000_000 + n, "price": n, "page": "a", "weight": 1.0} for n in range(5_000)], schema=ARROW
+        [{"user": f"u{n % 7}", "at": 1_000_000 + n, "price": n, "page": "a", "weight": 1.0, "id": str(n)} for n in range(5_000)],
+        schema=ARROW,
     )
     assert Shards(KINDS[0], True).epoch(0, [table], BEGINNING, BEGINNING, None)[2] <= SHARDS
     assert Shards(KINDS[0], False).epoch(0, [table], BEGINNING, BEGINNING, None)[2] == 5_000
@@ -142,7 +149,9 @@ def fails(times: int = 40) -> None:
 
 def large_sum() -> int:
     """Two numbers that fit 64 bits, and whose sum does not."""
-    table = pa.Table.from_pylist([{"user": "sue", "at": 1_000_000, "price": 2**62, "page": None, "weight": None}] * 2, schema=ARROW)
+    table = pa.Table.from_pylist(
+        [{"user": "sue", "at": 1_000_000, "price": 2**62, "page": None, "weight": None, "id": "one"}] * 2, schema=ARROW
+    )
     outcomes, _, _ = Shards(KINDS[0], True).epoch(0, [table], BEGINNING, END, None)
     return next(value["sum"] for outcome in outcomes for result in outcome.results for value in result.values())  # type: ignore[no-any-return]
 

@@ -41,6 +41,10 @@ class Batch:
         """A field of all values as a column (None: the values themselves), where they are columns; else None."""
         return None
 
+    def id_column(self) -> Any:
+        """The ids of all records as a column, where they are one; else None."""
+        return None
+
     def anew(self) -> Batch:
         """A copy of these records. Each call of its `value` makes an object that nobody has seen."""
         return self

@@ -63,6 +63,13 @@ class StreamRows:
     def ids(self) -> list[str]:
         return [self.batch.id(at) for at in self.places().tolist()]
 
+    def id_column(self) -> Any:
+        """The ids as an Arrow array."""
+        found = self.batch.id_column()
+        if found is None:
+            return pa.array(self.ids(), pa.string())
+        return found if self.index is None else found.take(pa.array(self.index))
+
     def records(self) -> Iterator[Record]:
         batch = self.batch
         for text, time, at in zip(self.keys.to_pylist(), self.times.tolist(), self.places().tolist(), strict=True):

@@ -148,18 +148,83 @@ class AnyValue(Least):
         return super().combined(columns, labels)
 
 
+class First(Vector):
+    """The value of the least (timestamp, id), or of the least `by`. What it goes by stands in front of it."""
+
+    greatest = False
+
+    def __init__(self, reducer: Reducer) -> None:
+        super().__init__(reducer)
+        self.by_time = reducer.wants_order
+        self.width = 3 if self.by_time else 2
+
+    def split(self, part: Any) -> Sequence[Any]:
+        if part is None:
+            return (None,) * self.width
+        return (*part[0], part[1]) if self.by_time else part
+
+    def join(self, columns: Sequence[Any]) -> Any:
+        if columns[0] is None:
+            return None
+        return [list(columns[:2]), columns[2]] if self.by_time else list(columns)
+
+    def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
+        value = self.read(rows)
+        if self.by_time:
+            return self.combined([pa.array(rows.times), rows.id_column(), value], labels)
+        by = self.reducer.by  # type: ignore[attr-defined]
+        if not isinstance(by, str):
+            raise NotInColumns("it goes by a function")
+        return self.combined([_comparable(rows.column(by)), value], labels)
+
+    def combined(self, columns: Sequence[Any], labels: Labels) -> list[Any]:
+        if columns[-1].type not in (INT, FLOAT, TEXT):
+            raise NotInColumns(f"a value of type {columns[-1].type} is kept as it is in Python")
+        valid = [one for one in map(_valid, columns) if one is not None]
+        chosen = np.flatnonzero(np.logical_and.reduce(valid)) if valid else np.arange(len(labels.of))
+        of = labels.of[chosen]
+        for column in columns[:-1]:
+            if len(np.unique(of)) == len(of):
+                break
+            best = extreme(column.take(pa.array(chosen)), _grouped(of, len(labels)), "max" if self.greatest else "min")
+            is_best = pc.equal(column.take(pa.array(chosen)), best.take(pa.array(of))).to_numpy(zero_copy_only=False)
+            chosen, of = chosen[is_best], of[is_best]
+        if len(np.unique(of)) < len(of):
+            raise NotInColumns("of several with one place in the order, Python chooses")
+        place = np.full(len(labels), -1, np.int64)
+        place[of] = chosen
+        at = pa.array(place, mask=place < 0) if (place < 0).any() else pa.array(place)
+        return [column.take(at) for column in columns]
+
+    def shown(self, columns: Sequence[Any]) -> Any:
+        if columns[-1].type not in (INT, FLOAT, TEXT):
+            raise NotInColumns("its values are of several types")
+        return columns[-1]
+
+
+class Last(First):
+    greatest = True
+
+
 _VECTORS: dict[type[Reducer], type[Vector]] = {
     sums.count: Count,
     sums.sum: Sum,
     sums.mean: Mean,
     extremes.min: Least,
     extremes.max: Greatest,
+    extremes.first: First,
+    extremes.last: Last,
     values.any_value: AnyValue,
 }
 
 
 def vector_of(reducer: Reducer) -> Vector:
     return _VECTORS.get(type(reducer), Vector)(reducer)
+
+
+def _grouped(of: Any, groups: int) -> Labels:
+    """Groups of some rows, of which some may have none."""
+    return Labels(of, np.zeros(groups, np.int64), None)  # type: ignore[arg-type]
 
 
 def _valid(column: Any) -> Any:
@@ -225,10 +290,10 @@ def extreme(column: Any, labels: Labels, how: str) -> Any:
         raise NotInColumns("its values are of several types")
     if column.type == TEXT:
         made = pa.table({"group": labels.of, "value": column}).group_by("group", use_threads=False).aggregate([("value", how)])
-        place = np.empty(len(labels), np.int64)
+        place = np.full(len(labels), -1, np.int64)
         place[made.column("group").to_numpy()] = np.arange(len(made))
         found = made.column(f"value_{how}").combine_chunks()
-        return found.take(pa.array(place))
+        return found.take(pa.array(place, mask=place < 0))
     valid = _valid(column)
     numbers, of = (column.to_numpy(), labels.of) if valid is None else (column.drop_null().to_numpy(), labels.of[valid])
     if column.type == FLOAT and ((numbers == 0.0) & np.signbit(numbers)).any():

@@ -124,6 +124,10 @@ class ColumnBatch(Batch):
             found = self._table.column(column.carrier) if column.carrier else next(sent)
             yield found, _key_values if column.carrier == "key" else as_it_is
 
+    def id_column(self) -> Any:
+        ids = whole(self._table.column("id"))
+        return None if ids.null_count else ids
+
     def column(self, name: str | None) -> Any:
         if self._convert is not None:
             return None  # each row is looked at

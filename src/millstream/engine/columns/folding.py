@@ -33,11 +33,16 @@ _SCHEMA = pa.schema([*KEYED, ("body", pa.binary())])
 class SourceBatch(Batch):
     """Rows of a source, as columns alone."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_ids", "_rows")
 
-    def __init__(self, stream: str, rows: Any) -> None:
+    def __init__(self, stream: str, rows: Any, ids: Any) -> None:
         super().__init__(stream)
-        self._rows = rows
+        self._rows, self._ids = rows, ids
+
+    def id_column(self) -> Any:
+        if self._ids is None:
+            raise NotInColumns("records have no ids of their own")
+        return self._ids
 
     def column(self, name: str | None) -> Any:
         if name is None:
@@ -65,11 +70,11 @@ class Folding:
     def _operator(self, route: Route) -> PaneWindow:
         return self._compiled.operator(route.computation)  # type: ignore[no-any-return]
 
-    def rows_left(self, route: Route, key: Any, times: Any) -> Any:
+    def rows_left(self, route: Route, key: Any, times: Any, ids: Any) -> Any:
         """Which rows must travel one by one (rule 2), as a mask; None: none."""
         given = hashing.numbers(times, np.int64)
         left = (given == END) | (given == BEGINNING)
-        for array in (key, times):
+        for array in (key, times, *([] if ids is None else [ids])):
             if array.null_count:
                 left |= ~hashing.valid(array)
         late = self._operator(route).late_times(
@@ -79,11 +84,13 @@ class Folding:
             left |= late
         return left if left.any() else None
 
-    def folded(self, route: Route, injector: Injector, rows: Any, key: Any, times: Any, marks: Mapping[str, Any], shards: int) -> Any:
+    def folded(
+        self, route: Route, injector: Injector, rows: Any, key: Any, times: Any, ids: Any, marks: Mapping[str, Any], shards: int
+    ) -> Any:
         """Rows that are not late as a table of chunks. Raises NotInColumns."""
         operator = self._operator(route)
         kind = self._compiled.make(route.computation)[1]
-        made, counts = operator.ahead(StreamRows(SourceBatch(route.stream, rows), key, hashing.numbers(times, np.int64)))
+        made, counts = operator.ahead(StreamRows(SourceBatch(route.stream, rows, ids), key, hashing.numbers(times, np.int64)))
         of = hashing.shards_of(made.names, shards)
         bodies, parts = [], []
         reports = self._compiled.routes_of[route.stream][0].index == route.index

@@ -144,15 +144,16 @@ class Keying:
         times, key = self._times(rows, now, len(table)), self._keys[route.index](rows)
         if self._unreadable is not None and rows.column(self._unreadable).null_count < len(table):
             return None, None
-        left = folding.rows_left(route, key, times)
+        ids = None if self._id is None else self._id(rows)
+        left = folding.rows_left(route, key, times, ids)
         if left is not None:
             if left.all():
                 return None, None
             rows = SourceRows(table.filter(pa.array(~left)), self._names)
-            times, key = times.filter(pa.array(~left)), key.filter(pa.array(~left))
+            times, key, ids = (None if one is None else one.filter(pa.array(~left)) for one in (times, key, ids))
         marks = {name: pa.nulls(len(key), kind) if made is None else made(rows) for name, kind, made in self._marks if name != "bad"}
         try:
-            made = folding.folded(route, self._injector, rows, key, times, marks, self._shards)
+            made = folding.folded(route, self._injector, rows, key, times, ids, marks, self._shards)
         except NotInColumns:
             return None, None
         return made, None if left is None else pa.array(left)
