@@ -167,7 +167,9 @@ class Counting(AsOf):
 
 def test_a_point_lookup_reads_the_panes_of_one_shard_and_decodes_the_rows_of_one_key() -> None:
     shards, users, epochs = 4, 200, 5
-    found = viewkit.Recorded(pipeline(KINDS["tumbling"][0], 60_000, reducers={"landing": ms.count_distinct("page"), "n": ms.count()}), shards=shards)
+    found = viewkit.Recorded(
+        pipeline(KINDS["tumbling"][0], 60_000, reducers={"landing": ms.count_distinct("page"), "n": ms.count()}), shards=shards
+    )
     for epoch in range(epochs):
         few = [
             {"user": f"u{n}", "at": at * 1000, "id": f"{epoch}.{n}.{at}", "price": 1, "weight": None, "page": "home"}
