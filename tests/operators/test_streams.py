@@ -145,6 +145,23 @@ def test_a_reducer_that_cannot_combine_two_values_makes_the_second_a_dead_letter
     assert ["cannot be compared" in value["error"] for _, value, _ in runner.output("least.dead-letters")] == [True]
 
 
+@pytest.mark.parametrize("call", ["deduplicate", "in_order", "reduce"])
+def test_a_record_without_a_key_becomes_a_dead_letter_of_every_operator(call: str) -> None:
+    p, sales = shop()
+    keyed = sales.by("user")
+    if call == "reduce":
+        stream = keyed.window(ms.windows.tumbling("1s")).reduce(ms.count(), name="op", on_error=ms.DEAD_LETTER)
+    else:
+        options = {"within": "1s"} if call == "deduplicate" else {}
+        stream = getattr(keyed, call)(name="op", on_error=ms.DEAD_LETTER, **options)
+    assert len(out(p, stream, sale("sue", 1), sale(None, 2))) == 1
+    p.emit(p.dead_letters("op"), ms.sinks.memory())
+    runner = ms.testing.LocalRunner(p)
+    runner.push("sales", sale(None, 2))
+    runner.drain()
+    assert [value["value"]["price"] for _, value, _ in runner.output("op.dead-letters")] == [2]
+
+
 def test_ties_keep_all_that_equal_the_last_one() -> None:
     p, sales = shop()
     best = sales.by().window(ms.windows.tumbling("1s")).reduce(best=ms.top(1, "user", by="price", ties=True), name="best")

@@ -92,3 +92,43 @@ def test_what_waits_for_a_way_that_is_gone_must_be_consumed_first() -> None:
 def test_an_old_name_that_is_still_there_is_no_rename() -> None:
     with pytest.raises(CheckpointError, match="still there"):
         reconciled(manifest("Second"), program("First", "Second", renamed_from="Second"))
+
+
+def windowed(kind: object = None, join: object = "1m", **reducers: object) -> Program:
+    p = ms.Pipeline("changed")
+    rows = p.inject("in", ms.sources.files("nowhere", schema="k string, n long, at long", format="json"), timestamp="at")
+    rows.by("k").window(kind or ms.windows.tumbling("1m")).reduce(reducers or {"n": ms.sum("n")}, name="windows")  # type: ignore[arg-type]
+    rows.by("k").join(rows.by("k"), after=join, name="pairs")  # type: ignore[arg-type]
+    return p.program()
+
+
+def kept(of: Program, keys: int = 3) -> Manifest:
+    """A checkpoint of a program that has some state."""
+    states = {
+        spec.name: ComputationState(
+            shards=[ShardState(keys=keys)], hidden=spec.hidden, kind=spec.kind, window=spec.window, about=dict(spec.about)
+        )
+        for spec in of.topology.computations
+    }
+    return Manifest(epoch=4, token="1-x", now=0, runs=[(0, "1-x")], computations=states)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (windowed(ms.windows.tumbling("5m")), r"'windows' has state that was made as tumbling\('1m'\) of sum.*says tumbling\('5m'\)"),
+        (windowed(ms.windows.session("1m")), r"says session\('1m'\)"),
+        (windowed(n=ms.max("n")), "of sum.*of max"),
+        (windowed(join="2m"), r"'pairs' has state that was made as join\(after='1m', before=0\)"),
+    ],
+)
+def test_open_windows_and_waiting_records_are_not_taken_for_something_else(changed: Program, told: str) -> None:
+    """A minute's partial result is no part of a window of five minutes that begins before it, and a sum is no maximum."""
+    with pytest.raises(CheckpointError, match=told):
+        reconciled(kept(windowed()), changed)
+    reconciled(kept(windowed(), keys=0), changed)
+
+
+def test_what_does_not_change_the_meaning_of_open_windows_may_change() -> None:
+    for changed in (windowed(), windowed(total=ms.sum("n")), windowed(n=ms.sum(lambda value: value["n"]))):
+        reconciled(kept(windowed()), changed)

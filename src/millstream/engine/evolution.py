@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import msgspec
 
 from millstream.core.backfill import begun
+from millstream.core.topology import ComputationSpec
 from millstream.engine.program import Program
 from millstream.errors import CheckpointError
 from millstream.sinks.base import Sink
-from millstream.state.manifest import Manifest
+from millstream.state.manifest import ComputationState, Manifest
 
 
 def reconciled(latest: Manifest, program: Program, drop: Sequence[str] = ()) -> Manifest:
@@ -18,6 +19,7 @@ def reconciled(latest: Manifest, program: Program, drop: Sequence[str] = ()) -> 
     renamed = _renamed(latest, program)
     _check_missing(renamed, program, drop)
     _check_codecs(renamed, program)
+    _check_operators(renamed, program)
     names = {spec.name for spec in program.topology.computations}
     found = msgspec.structs.replace(renamed, pending=[stored_ref for stored_ref in renamed.pending if stored_ref.computation in names])
     _check_ways(found, program)
@@ -77,6 +79,29 @@ def _check_codecs(latest: Manifest, program: Program) -> None:
                 f"the state of computation {spec.name!r} was written with codec {state.codec!r}, and the pipeline says {codec!r}. "
                 f"Keep the codec, or rename the computation and drop its state."
             )
+
+
+def _check_operators(latest: Manifest, program: Program) -> None:
+    """What an operator keeps means something else to another window, other reducers or another interval."""
+    for spec in program.topology.computations:
+        state = latest.computations.get(spec.name)
+        if state is None or not any(shard.keys for shard in state.shards):
+            continue
+        was, now = (_layout(one) for one in (state, spec))
+        if was != now:
+            raise CheckpointError(
+                f"operator {spec.name!r} has state that was made as {was or 'a computation of hooks'}, and the pipeline says {now or 'hooks'}. Put it back, or "
+                f"give the operator another name= and let the old state go: run(..., drop=[{spec.name!r}])."
+            )
+
+
+def _layout(of: ComputationState | ComputationSpec) -> str:
+    """What the state of an operator depends on; nothing, of computations."""
+    about = of.about
+    if "window" in about:
+        kinds = [] if of.window is None else [kind or "its own" for kind in of.window.reducers.values()]
+        return f"{about['window']}{' of ' if kinds else ''}{', '.join(kinds)}"
+    return f"join({about['join'].partition(', how=')[0]})" if "join" in about and not of.kind else ""  # a join of views has a kind
 
 
 def _check_waiting(latest: Manifest, program: Program, drop: Sequence[str]) -> None:

@@ -241,20 +241,21 @@ class Keyed:
             raise DefinitionError(f"{what}: map and flat_map stand before by(...) here, because the key is worked out behind them")
         return KeyedBranch(self.pipeline._chained(tuple(Branch(one.stream, one.links) for one in self._branches)), key)
 
-    def deduplicate(self, *, within: Duration, late: str = DROP, name: str) -> Any:
+    def deduplicate(self, *, within: Duration, late: str = DROP, name: str, on_error: str = FAIL) -> Any:
         """The first record of every key, and then none less than `within` away from it in event time."""
         from millstream.operators.first import Deduplicate
 
         one = self._single(f"deduplicate {name!r}")
         about = {"deduplicate": f"within={within!r}"}
-        return self.pipeline._operate(name, partial(Deduplicate, duration(within)), {one.stream: one.key}, late, about=about)
+        make = partial(Deduplicate, duration(within))
+        return self.pipeline._operate(name, make, {one.stream: one.key}, late, on_error=on_error, about=about)
 
-    def in_order(self, *, late: str = DROP, name: str) -> Any:
+    def in_order(self, *, late: str = DROP, name: str, on_error: str = FAIL) -> Any:
         """The records of every key in order of (timestamp, id), each when the low watermark has passed it."""
         from millstream.operators.in_order import InOrder
 
         one = self._single(f"in_order {name!r}")
-        return self.pipeline._operate(name, InOrder, {one.stream: one.key}, late, about={"in_order": ""})
+        return self.pipeline._operate(name, InOrder, {one.stream: one.key}, late, on_error=on_error, about={"in_order": ""})
 
 
 class Windowed:
