@@ -203,3 +203,28 @@ def test_the_plan_says_what_works_on_columns_and_why_another_does_not() -> None:
     assert "filter price > 3: on columns" in told and "n = count(): on columns" in told
     assert "far = max(<lambda>): record by record: it has a Python function" in told
     assert "ids are checked behind the exchange" in told
+
+
+def test_the_plan_knows_that_sums_of_floats_are_made_value_by_value() -> None:
+    """As they are: `_whole_numbers` in vectors.py refuses them, and then rows travel one by one."""
+    p = ms.Pipeline("weights")
+    source = ms.sources.files("weights/", schema="user string, weight double, n int, day date, at long")
+    weights = p.inject("weights", source, timestamp="at")
+    window = ms.windows.tumbling("1m")
+    weights.by("user").window(window).reduce(w=ms.sum("weight"), n=ms.mean("n"), most=ms.max("weight"), name="floats")
+    weights.by("user").window(window).reduce(d=ms.max("day"), u=ms.any_value("user"), f=ms.any_value("weight"), name="others")
+    weights.by("user").window(window).reduce(n=ms.sum("n"), most=ms.max("weight"), name="ahead")
+    weights.by("user").map({"weight": "n"}).window(window).reduce(w=ms.sum("weight"), name="mapped")
+    told = p.explain()
+    for line in (
+        "w = sum('weight'): record by record: a sum of double is exact, and so is made value by value",
+        "n = mean('n'): on columns",
+        "most = max('weight'): on columns",
+        "d = max('day'): record by record: Python compares values of type date",
+        "u = any_value('user'): on columns",
+        "f = any_value('weight'): record by record: floats have an order of their own there",
+        "w = sum('weight'): on columns",
+        "to floats by 'user'; rows travel one by one: not all of the operator can be done before the exchange",
+        "to ahead by 'user'; partial results are made before the exchange in resident runs",
+    ):
+        assert line in told, f"{line}\n{told}"

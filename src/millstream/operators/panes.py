@@ -57,9 +57,9 @@ class PaneWindow(Computation):
         self.spec = spec
         self.vectors: list[Vector] = [vector_of(reducer) for reducer in spec.reducers.values()]
 
-    def explain(self) -> list[tuple[str, str]]:
-        """By part, why it does not work on columns; "" where it does."""
-        return explained_parts(self.spec, self.vectors)
+    def explain(self, types: Mapping[str, str]) -> list[tuple[str, str]]:
+        """By part, why it does not work on columns; "" where it does. types: of the columns that it reads, where they are known."""
+        return explained_parts(self.spec, self.vectors, types)
 
     @property
     def folds_ahead(self) -> bool:
@@ -322,7 +322,7 @@ class PaneStep(Merging):
         return Results(step.name, stream, table.codes, table.names, windows, fields, self.shown(table), step.visit.least, with_ids)
 
 
-def explained_parts(spec: WindowSpec, vectors: Sequence[Vector]) -> list[tuple[str, str]]:
+def explained_parts(spec: WindowSpec, vectors: Sequence[Vector], types: Mapping[str, str]) -> list[tuple[str, str]]:
     """The steps and reducers of a window, each with the reason why it does not work on columns."""
     links = [link for links in spec.links.values() for link in links]
     found = [
@@ -330,6 +330,9 @@ def explained_parts(spec: WindowSpec, vectors: Sequence[Vector]) -> list[tuple[s
     ]
     for name, vector in zip(spec.reducers, vectors, strict=True):
         why = vector.reason if type(vector) is Vector else "it has a Python function" if vector.reducer.functions else ""
+        kind = types.get(getattr(vector.reducer, "field", None) or "")
+        if not why and kind is not None:
+            why = vector.why_not(kind)
         found.append((f"{name} = {vector.reducer.describe()}", why))
     return found
 

@@ -14,7 +14,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,9 +61,9 @@ class SessionWindow(Computation):
         self.spec = spec
         self.vectors: list[Vector] = [vector_of(reducer) for reducer in spec.reducers.values()]
 
-    def explain(self) -> list[tuple[str, str]]:
-        """By part, why it does not work on columns; "" where it does."""
-        return explained_parts(self.spec, self.vectors)
+    def explain(self, types: Mapping[str, str]) -> list[tuple[str, str]]:
+        """By part, why it does not work on columns; "" where it does. types: of the columns that it reads, where they are known."""
+        return explained_parts(self.spec, self.vectors, types)
 
     folds_ahead = False
 

@@ -33,6 +33,10 @@ class Vector:
     #: Why not in columns, for `--explain`.
     reason = "this reducer is made value by value"
 
+    def why_not(self, kind: str) -> str:
+        """Why columns of a type cannot be reduced as columns; nothing, where they can. For `--explain`, which knows types and has no rows."""
+        return ""
+
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
 
@@ -67,6 +71,11 @@ class Vector:
         return rows.column(field)
 
 
+#: Types of a source's columns, by what can be done with them.
+_WHOLE = {"byte", "short", "int", "long"}
+_ORDERED = {*_WHOLE, "double", "string"}
+
+
 class OneByOne(Vector):
     """A reducer's parts in their columns, with nothing done on columns."""
 
@@ -92,6 +101,9 @@ class Count(Vector):
 class Sum(Vector):
     merges = ("sum",)
 
+    def why_not(self, kind: str) -> str:
+        return "" if kind in {*_WHOLE, "boolean"} else f"a sum of {kind} is exact, and so is made value by value"
+
     def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
         return [summed(_whole_numbers(self.read(rows)), labels)]
 
@@ -102,6 +114,8 @@ class Sum(Vector):
 class Mean(Vector):
     width = 2
     merges = ("sum", "sum")
+
+    why_not = Sum.why_not
 
     def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
         column = _whole_numbers(self.read(rows))
@@ -120,6 +134,9 @@ class Mean(Vector):
 class Least(Vector):
     merges = ("min",)
 
+    def why_not(self, kind: str) -> str:
+        return "" if kind in _ORDERED else f"Python compares values of type {kind}"
+
     def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
         return [extreme(_comparable(self.read(rows)), labels, self.merges[0])]
 
@@ -135,6 +152,9 @@ class Greatest(Least):
 
 class AnyValue(Least):
     """The least of ints or texts is the one that the reducer takes."""
+
+    def why_not(self, kind: str) -> str:
+        return "floats have an order of their own there" if kind == "double" else super().why_not(kind)
 
     def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
         column = _comparable(self.read(rows))

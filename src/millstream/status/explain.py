@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from millstream.core.computation import Computation
+from millstream.core.links import FILTER
 from millstream.core.topology import PRODUCED, WEAK, ComputationSpec, Input, Route, Topology
+from millstream.sources.schema import columns
 
 
 def explained(topology: Topology) -> str:
@@ -47,7 +50,8 @@ def _ahead(topology: Topology, route: Route) -> str:
         return "rows travel one by one: every row is made a typed value"
     if injector.value is not None:
         return "rows travel one by one: the value is a single column"
-    if not operator.folds_ahead:  # type: ignore[attr-defined]
+    parts = operator.explain(_types(topology, spec, operator))  # type: ignore[attr-defined]
+    if not operator.folds_ahead or any(why for _, why in parts):  # type: ignore[attr-defined]
         return "rows travel one by one: not all of the operator can be done before the exchange"
     return "partial results are made before the exchange in resident runs"
 
@@ -61,13 +65,25 @@ def _computation(topology: Topology, spec: ComputationSpec, begin: str) -> Itera
             yield f"{indent}reads {i.stream}{_key(i.key)}{_edge(topology, spec, i)}"
     operator = spec.factory()
     if spec.in_columns:
-        for part, why in operator.explain():  # type: ignore[attr-defined]
+        for part, why in operator.explain(_types(topology, spec, operator)):  # type: ignore[attr-defined]
             yield f"{indent}{part}: {f'record by record: {why}' if why else 'on columns'}"
         yield f"{indent}keeps: {_keeps(operator)}"
     elif operator.State is type(None):
         yield f"{indent}keeps nothing; record by record"
     else:
         yield f"{indent}keeps a row of state per key, with its timers; record by record"
+
+
+def _types(topology: Topology, spec: ComputationSpec, operator: Any) -> dict[str, str]:
+    """The types of the columns that an operator reads. Those of a stream that is no source, or is mapped before, are not known."""
+    found: dict[str, str] = {}
+    for i in spec.inputs:
+        injector = topology.injectors.get(i.stream)
+        known = None if injector is None or injector.value is not None else columns(injector.source.schema)
+        if known is None or any(kind != FILTER for kind, _ in operator.spec.links.get(i.stream, ())):
+            return {}
+        found |= {name: kind.name for name, kind in known.items()}
+    return found
 
 
 def _keeps(operator: Computation) -> str:
