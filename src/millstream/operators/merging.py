@@ -17,7 +17,7 @@ from millstream.operators.partials import Labels, Partials, coded, column_of, de
 from millstream.operators.vectors import Vector
 from millstream.reducers.base import Reducer
 
-OTHER_REDUCERS = "its stored windows were made by other reducers. Put them back, or give the operator another name= and let its old state go (drop=[...], --drop)"
+OTHER_REDUCERS = "its stored windows were made by other reducers. Put them back, or give the operator another name= and drop its old state (drop=[...], --drop)"
 NOTHING = Partials(np.zeros(0, np.int64), np.zeros(0, np.int64), pa.array([], pa.string()), [])
 
 
