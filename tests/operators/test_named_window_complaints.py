@@ -7,9 +7,13 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 
 import millstream as ms
+from millstream.errors import DefinitionError
+from millstream.operators.panes import PaneStep
+from millstream.operators.windows import Fixed
 from millstream.testing import LocalRunner
 
 HOUR = 3_600_000
@@ -234,3 +238,49 @@ def test_spark_19932_and_risingwave_16045_nothing_is_left_of_keys_that_do_not_co
     assert max(sizes) < 2 * sizes[0], "as much as the open windows have"
     runner.advance_watermark("clicks", 100 * 48 * HOUR)
     assert state_bytes(runner) == 0 and runner.state("windows") == {}
+
+
+# --- twins: with the guard off, the tests above fail
+
+
+def test_twin_late_by_the_records_own_time_loses_records_of_open_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed = PaneStep._placed
+
+    def by_record(step: PaneStep, rows: Any) -> Any:
+        ends, starts, _ = placed(step, rows)
+        late = rows.times < step.times.late_before
+        return ends, starts, late if late.any() else None
+
+    test_flink_23699_a_window_that_ends_at_the_watermark_is_over_and_one_a_moment_later_is_not()
+    monkeypatch.setattr(PaneStep, "_placed", by_record)
+    with pytest.raises(AssertionError):
+        test_flink_23699_a_window_that_ends_at_the_watermark_is_over_and_one_a_moment_later_is_not()
+
+
+def test_twin_panes_that_are_not_dropped_stay_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PaneStep, "_drop", lambda step, name: None)
+    with pytest.raises((AssertionError, DefinitionError)):  # or there is always something due
+        test_spark_19932_and_risingwave_16045_nothing_is_left_of_keys_that_do_not_come_again("tumbling")
+
+
+def test_twin_a_record_that_is_copied_into_each_of_its_windows_shows_in_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    partials = PaneStep._partials
+
+    def copied(step: PaneStep, rows: Any) -> Any:
+        """As if a record were in the pane of every window that it is in."""
+        made = partials(step, rows)
+        kind = step.spec.kind
+        assert isinstance(kind, Fixed)
+        ends = range(0, kind.size, kind.every)
+        return step.folded([msgspec.structs.replace(made, ends=made.ends + later) for later in ends]) if len(made) else made
+
+    monkeypatch.setattr(PaneStep, "_partials", copied)
+    with pytest.raises(AssertionError):
+        test_flink_37512_a_record_touches_one_pane_whatever_the_slide()
+
+
+def test_twin_days_of_utc_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calendar = ms.windows.calendar
+    monkeypatch.setattr(ms.windows, "calendar", lambda unit, zone: calendar(unit))
+    with pytest.raises(AssertionError):
+        test_risingwave_14772_and_faucet_461_a_day_is_a_local_day_and_does_not_drift("Europe/Berlin", "2026-03-29", 23)
