@@ -61,7 +61,8 @@ class Fixed(msgspec.Struct, frozen=True, tag=True):
         return min(start - (start - self.offset) % self.every + self.size, END)
 
     def last_ends(self, pane_ends: Any) -> Any:
-        return np.array([self.last_end(end) for end in pane_ends.tolist()], np.int64)
+        known, of = np.unique(pane_ends, return_inverse=True)
+        return np.array([self.last_end(end) for end in known.tolist()], np.int64)[of]
 
     def next_end(self, pane_end: int, after: int) -> int:
         """The end of the first window that has this pane and ends later than a time; what `last_end` says, if there is none."""
