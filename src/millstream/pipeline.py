@@ -258,10 +258,13 @@ class Pipeline:
             raise DefinitionError(f"no computation was given late={stream!r}")
         return Stream(stream, self)
 
-    def emit(self, stream: Stream | str, sink: Sink, *, ids: bool = False) -> None:
-        """Sends a stream to a sink. A stream may go to several sinks. ids: rows carry `id`, the same on every retry, for whoever deduplicates downstream."""
-        name = self._stream_name(stream, "emit")
-        self._emit_as(name, name, sink, ids)
+    def emit(self, stream: Stream | str, sink: Sink, *, ids: bool = False, name: str | None = None) -> None:
+        """Sends a stream to a sink. A stream may go to several sinks. ids: rows carry `id`, the same on every retry, for whoever deduplicates downstream.
+        name: of what is sent, in the names of files and in the checkpoint, by default that of the stream."""
+        found = self._stream_name(stream, "emit")
+        if name is not None:
+            _checked(name, "output")
+        self._emit_as(name or found, found, sink, ids)
 
     def _emit_as(self, name: str, stream: str, sink: Sink, ids: bool) -> None:
         if not isinstance(sink, Sink):

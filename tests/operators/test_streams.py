@@ -90,6 +90,17 @@ def test_a_stream_with_steps_can_be_emitted_and_computed_on() -> None:
     assert max(out(p, sums, *ROWS)) == ("", 12)
 
 
+def test_an_output_can_be_named_so_that_the_order_of_definitions_does_not_matter() -> None:
+    def names(swapped: bool) -> dict[str, str]:
+        p, sales = shop()
+        dear, cheap = sales.branch("price > 3")
+        for stream, name in [(cheap, "cheap"), (dear, "dear")] if swapped else [(dear, "dear"), (cheap, "cheap")]:
+            p.emit(stream, ms.sinks.files(f"{name}/"), name=name)
+        return {one.name: one.sink.path.rsplit("/", 1)[1] for one in p.topology().emissions}
+
+    assert names(True) == names(False) == {"dear": "dear", "cheap": "cheap"}
+
+
 def test_of_reads_one_of_the_merged_streams_only() -> None:
     p, sales = shop()
     returns = p.inject("returns", ms.sources.files("returns/", schema="who string, at long, id string"), timestamp="at", id="id")
