@@ -92,13 +92,13 @@ def run(spark: Any, make: Callable[[Any, Path], ms.Pipeline], folder: Path, work
 
 
 def join_operator(spark: Any, folder: Path, work: Path, resident: bool) -> list[Epoch]:
-    """Every query with those of the same id-less term within a second of it: both sides read the same files."""
+    """Every query with the one of the same id within a second of it, as orders and payments are joined: one partner each."""
     p = ms.Pipeline("bench")
     sides = []
     for name in ("left", "right"):
         source = ms.sources.files(folder / name, schema=jobs.SCHEMA, format="parquet", max_files_per_epoch=1)
         sides.append(p.inject(name, source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"), dedup=None))
-    joined = sides[0].by("term").join(sides[1].by("term"), after=f"{AFTER}ms", name="joined")
+    joined = sides[0].by("id").join(sides[1].by("id"), after=f"{AFTER}ms", name="joined")
     p.emit(joined.map({"id": "left.id", "other": "right.id"}), ms.sinks.files(work / "out"))
     handle = p.run(spark, checkpoint=work / "checkpoint", available_now=True, resident=resident)
     handle.await_termination()
@@ -117,7 +117,7 @@ def join_sql(spark: Any, folder: Path, work: Path) -> list[Epoch]:
         .withWatermark(f"{name}_ts", "2 seconds")
         for name in ("left", "right")
     )
-    near = F.expr(f"left_term = right_term and right_ts >= left_ts and right_ts <= left_ts + interval {AFTER} milliseconds")
+    near = F.expr(f"left_id = right_id and right_ts >= left_ts and right_ts <= left_ts + interval {AFTER} milliseconds")
     return jobs._to_the_end(left.join(right, near).select("left_id", "right_id"), work)
 
 
