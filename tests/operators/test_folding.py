@@ -142,6 +142,27 @@ def test_few_rows_travel_where_they_are_folded() -> None:
     assert Shards(KINDS[0], False).epoch(0, [table], BEGINNING, BEGINNING, None)[2] == 5_000
 
 
+def test_folded_rows_of_a_stream_that_a_reducer_does_not_read_are_not_counted() -> None:
+    p = ms.Pipeline("folding")
+    streams = [
+        p.inject(name, ms.sources.files(f"{name}/", schema="user string, at long"), timestamp="at", dedup=None) for name in ("a", "b")
+    ]
+    both = streams[0].by("user").merge(streams[1].by("user")).window(KINDS[0])
+    p.emit(both.reduce(a=ms.count(of=streams[0]), b=ms.count(of=streams[1]), name="windows"), ms.sinks.memory())
+    program = p.program()
+    compiled, times = Compiled(program), {"windows": Times(0, BEGINNING, END)}
+    schema = pa.schema([("user", pa.string()), ("at", pa.int64())])
+    table = pa.table({"user": ["sue"] * 3, "at": [1, 2, 3]}, schema=schema)
+    keying = Keying(program, program.topology.injectors["b"], schema, 1)
+    (folded,) = keying.folded(table, 0, "", Folding(compiled, times, {"a": None, "b": None}))
+    inputs = ArrowInputs(compiled, [[], keying.layout], folded)
+    inputs.take(())
+    outcome = compiled.run_group(
+        compiled.topology.levels[0][0], {"windows": inputs.arrivals("windows", {})}, {"windows": MemoryStore()}, times
+    )["windows"]
+    assert [(value["a"], value["b"]) for result in outcome.results for value in result.values()] == [(0, 3)]
+
+
 def fails(times: int = 40) -> None:
     for seed in range(times):
         check(seed, KINDS[seed % 2])

@@ -117,6 +117,19 @@ def test_epochs_do_not_matter(name: str) -> None:
     ms.testing.assert_same_in_any_epochs(pipeline(KINDS[name][0], 3_000), given, seeds=range(some(40)))
 
 
+def test_a_pane_that_lasts_for_many_epochs_has_few_entries() -> None:
+    runner = ms.testing.LocalRunner(pipeline(ms.windows.tumbling("1h"), 10**8, reducers={"n": ms.count()}), shards=1)
+    most = 0
+    for epoch in range(400):
+        users = [f"u{epoch * 3 + n}" for n in range(3)]
+        runner.push("visits", *[{"user": user, "at": 1, "id": user, "price": 1, "weight": None, "page": None} for user in users])
+        runner.epoch()
+        most = max(most, sum(entry.startswith(PANE) for store in runner._engine.stores.values() for entry in store.entries))
+    assert 2 < most <= 16 * 3, "sixteen of a class, and as many classes as 1,200 rows have"
+    runner.drain()
+    assert sum(value["n"] for value in told(runner.output("windows")).values()) == 1_200
+
+
 def test_the_schema_of_the_kit_has_what_the_reducers_read() -> None:
     fields = {part.split()[0] for part in SCHEMA.split(", ")}
     assert {reducer.field for reducer in REDUCERS.values() if reducer.field} <= fields

@@ -46,12 +46,12 @@ _BIAS = 2**63
 MERGED = 16
 
 
-class PaneWindow(Computation):
-    """Reduces the records of each key and window."""
+class WindowOperator(Computation):
+    """What all window operators are."""
 
-    State = type(None)
     in_columns = True
     judges_lateness = True
+    folds_ahead = False  # whether partial results may be made before the shard's task sees the records
 
     def __init__(self, spec: WindowSpec) -> None:
         self.spec = spec
@@ -61,14 +61,16 @@ class PaneWindow(Computation):
         """By part, why it does not work on columns; "" where it does. types: of the columns that it reads, where they are known."""
         return explained_parts(self.spec, self.vectors, types)
 
-    @property
-    def folds_ahead(self) -> bool:
-        """Whether partial results may be made before the shard's task sees the records."""
-        return (
-            not isinstance(self.spec.kind, Same)
-            and not self.spec.links
-            and all(type(vector) is not Vector and not vector.reducer.functions for vector in self.vectors)
-        )
+
+class PaneWindow(WindowOperator):
+    """Reduces the records of each key and window."""
+
+    State = type(None)
+
+    def __init__(self, spec: WindowSpec) -> None:
+        super().__init__(spec)
+        is_plain = all(type(vector) is not Vector and not vector.reducer.functions for vector in self.vectors)
+        self.folds_ahead = not isinstance(spec.kind, Same) and not spec.links and is_plain
 
     def late_times(self, times: Any, before: int) -> Any:
         """Which records are late, as a mask; None: none is."""
@@ -84,7 +86,10 @@ class PaneWindow(Computation):
         window = self.spec.kind
         assert isinstance(window, Fixed | Calendar)
         groups = labels(window.pane_ends(rows.times), *coded(rows.keys), ordered=False)
-        return groups.with_columns([column for vector in self.vectors for column in vector.lifted(rows, groups)]), groups.count
+        columns: list[Any] = []
+        for vector in self.vectors:
+            columns += vector.lifted(rows, groups) if reads(vector.reducer, rows) else unread(vector, groups)
+        return groups.with_columns(columns), groups.count
 
     def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
         return PaneStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))
@@ -167,7 +172,7 @@ class PaneStep(Merging):
         columns: list[Any] = []
         for vector in self.vectors:
             if not reads(vector.reducer, rows):
-                columns += [pa.nulls(len(groups), pa.int64())] * vector.width
+                columns += unread(vector, groups)
                 continue
             try:
                 columns += vector.lifted(rows, groups)
@@ -348,6 +353,11 @@ def attempted(lift: Callable[[StreamRows, Labels], Any], rows: StreamRows, group
 def reads(reducer: Reducer, rows: StreamRows) -> bool:
     """Whether a reducer reads records of a stream: all do, unless of= says another."""
     return getattr(reducer, "of", None) in (None, rows.stream)
+
+
+def unread(vector: Vector, groups: Labels) -> list[Any]:
+    """The columns of a reducer that does not read these rows."""
+    return [pa.nulls(len(groups), pa.int64())] * vector.width
 
 
 def first_name(end: int, kind: int = 0) -> bytes:

@@ -14,14 +14,13 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from millstream.core.arrivals import Arrivals, OperatorInput
-from millstream.core.computation import Computation
 from millstream.core.keyspace import (
     LOW_TIMER,
     ROW,
@@ -38,34 +37,20 @@ from millstream.core.operator_step import OperatorStep
 from millstream.core.outcome import Outcome
 from millstream.core.time import BEGINNING, END
 from millstream.operators.merging import OTHER_REDUCERS, OtherReducers
-from millstream.operators.panes import PaneStep, attempted, explained_parts
+from millstream.operators.panes import PaneStep, WindowOperator, attempted
 from millstream.operators.partials import Labels, Partials, coded
 from millstream.operators.results import Results
 from millstream.operators.rows import StreamRows, rows_of
-from millstream.operators.vectors import Vector, vector_of
-from millstream.operators.window_spec import WindowSpec
 from millstream.operators.windows import Session
 
 _TAG = "session"
 Sessions = list[list[Any]]  # [first, last, parts ...]
 
 
-class SessionWindow(Computation):
+class SessionWindow(WindowOperator):
     """Reduces the records of each session."""
 
     State = list
-    in_columns = True
-    judges_lateness = True
-
-    def __init__(self, spec: WindowSpec) -> None:
-        self.spec = spec
-        self.vectors: list[Vector] = [vector_of(reducer) for reducer in spec.reducers.values()]
-
-    def explain(self, types: Mapping[str, str]) -> list[tuple[str, str]]:
-        """By part, why it does not work on columns; "" where it does. types: of the columns that it reads, where they are known."""
-        return explained_parts(self.spec, self.vectors, types)
-
-    folds_ahead = False
 
     def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
         return SessionStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))
