@@ -44,8 +44,6 @@ def rows(dice: random.Random, count: int, base: int, spread: int, disorder: int)
 def same(found: dict[Any, Any], wanted: dict[Any, Any]) -> None:
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
-        heavy = [found[key].pop("heavy"), value.pop("heavy")]
-        assert str(heavy[0]) in {str(heavy[1]), "0.0", "-0.0"} or heavy[0] == heavy[1]
         assert found[key] == value, key
 
 
@@ -97,7 +95,7 @@ def test_every_record_is_in_its_windows_or_is_late(seed: int) -> None:
         assert runner.late("windows") - before == len(late)
     runner.drain()
     assert sum(value["n"] for value in told(runner.output("windows")).values()) == counted
-    assert len(runner.output("late")) == runner.late("windows") > 0 or seed
+    assert len(runner.output("late")) == runner.late("windows")
     assert_empty(runner)
 
 

@@ -106,14 +106,6 @@ def worker_kills() -> list[str]:
     return [armed(point, epoch, worker=True, **where) for epoch, (point, where) in enumerate(WORKERS, 1)]
 
 
-def deaths(pid: int) -> int:
-    """How many workers of a driver died. Each left a mark, so as not to die again."""
-    marks = list(Path("/tmp").glob(f"millstream-crash-{pid}-*"))
-    for mark in marks:
-        mark.unlink()
-    return len(marks)
-
-
 def check(work: Path) -> None:
     for relation in ("users", "names", "sizes"):
         told = published(work, relation)
@@ -131,7 +123,7 @@ def test_workers_and_drivers_killed_wherever_a_change_can_be_cut_in_two(tmp_path
         kills = [f"{point}@{epoch}", *(worker_kills() if point == DRIVERS[0] else ())]
         driver = kit.Driver(tmp_path, ",".join(kills), per_epoch=PER_EPOCH, build=people, shards=namesjob.SHARDS)
         assert driver.wait() == -signal.SIGKILL
-        assert deaths(driver.pid) == len(kills) - 1
+        assert kit.deaths(driver.pid) == len(kills) - 1
     assert kit.Driver(tmp_path, per_epoch=PER_EPOCH, build=people, shards=namesjob.SHARDS).wait() == 0
     check(tmp_path)
 
@@ -145,7 +137,7 @@ def test_workers_and_drivers_killed_on_spark(tmp_path: Path) -> None:
     said = child.communicate(timeout=200)[0]
     faults.kill(child)
     assert child.returncode == -signal.SIGKILL, said[-3000:].decode()
-    assert deaths(child.pid) == len(WORKERS)
+    assert kit.deaths(child.pid) == len(WORKERS)
     for epoch, point in enumerate(DRIVERS[1:], len(WORKERS) + 2):
         faults.kill_at(point, epoch)
     faults.run()

@@ -83,6 +83,7 @@ def test_tasks_and_drivers_killed_around_partial_results(tmp_path: Path, build: 
         kills = [f"{point}@{epoch}", *(tasks if point == DRIVERS[0] else ())]
         driver = kit.Driver(tmp_path, ",".join(kills), per_epoch=60, build=build, much=True)
         assert driver.wait() == -signal.SIGKILL
+        assert kit.deaths(driver.pid) == len(kills) - 1, "as many tasks died as were to die"
     last = kit.Driver(tmp_path, per_epoch=60, build=build, much=True, settles=True)
     assert last.wait() == 0, last.said()
     low = max(row["at"] for row in ROWS) - BOUND
