@@ -24,7 +24,7 @@ from rich.text import Text
 from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
 from millstream.operators.pane_rows import PaneReader
-from millstream.operators.panes import PaneWindow
+from millstream.operators.panes import WindowOperator
 from millstream.readable import open_windows, relations
 from millstream.state import compaction, heartbeat
 from millstream.state.queries import states
@@ -162,7 +162,7 @@ class Handle:
             raise DefinitionError(f"no computation is called {computation!r}; there are: {known}")
         made, kind = Compiled(self._program).make(computation)
         keys = None if key is None else [key]
-        if isinstance(made, PaneWindow):
+        if isinstance(made, WindowOperator):
             reader = PaneReader.of_operator(made, kind)
             found = steady(self._epochs.log, lambda cut: open_windows.states(cut, computation, reader, keys))
         else:

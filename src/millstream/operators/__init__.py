@@ -12,7 +12,8 @@
     results         what operators produce, as columns
     chain           steps without state: map, filter, flat_map
     functions       what stands in the place of a function: SQL texts, and what `ms.col` makes
-    session         the session operator
+    session         the session operator, on a store of stretches
+    spans           stretches of sessions in columns, and their bytes
     interval_join   two streams, by the distance of their timestamps
     asof            each left record with the newest right one not after it
     in_order        the records of a key in order of time

@@ -180,19 +180,6 @@ class PaneStep(Merging):
                 columns += self.columns_of(vector, self._one_by_one(vector, rows, groups))
         return columns
 
-    def lifted_parts(self, rows: StreamRows, groups: Labels) -> list[list[Any]]:
-        """The parts of all reducers, by group, as Python values."""
-        found = []
-        for vector in self.vectors:
-            if not reads(vector.reducer, rows):
-                found.append([None] * len(groups))
-                continue
-            try:
-                found.append(self.parts_of(vector, vector.lifted(rows, groups)))
-            except NotInColumns:
-                found.append(self._one_by_one(vector, rows, groups))
-        return found
-
     def _placed(self, rows: StreamRows) -> tuple[Any, Any, Any]:
         """The pane of every record, by end (and start), and which of them are late; None: none is."""
         kind, before = self.spec.kind, self.times.late_before
@@ -249,7 +236,7 @@ class PaneStep(Merging):
     def _stored(self, until: int) -> dict[int, list[bytes]]:
         """The entries of panes with ends up to a time, by end."""
         found: dict[int, list[bytes]] = {}
-        for name in self.store.keys(PANE, first_name(until + 1) if until < END else AFTER):  # type: ignore[attr-defined]
+        for name in self.store.keys(PANE, entry_name(until + 1) if until < END else AFTER):  # type: ignore[attr-defined]
             found.setdefault(end_of(name), []).append(name)
         return found
 
@@ -290,15 +277,14 @@ class PaneStep(Merging):
 
     def _keep(self, end: int, table: Partials) -> None:
         """Puts partial results of a pane that stays open into the store (rule 5)."""
-        first = first_name(end)
-        alike = [name for name in self.store.keys(first, first_name(end, 255)) if name[9] == _class(len(table))]  # type: ignore[attr-defined]
-        if len(alike) >= MERGED - 1:
+        stored = list(self.store.keys(entry_name(end), entry_name(end, 255)))  # type: ignore[attr-defined]
+        while len(alike := [name for name in stored if class_of(name) == row_class(len(table))]) >= MERGED - 1:
             table = self.folded([*map(self._table, alike), table])
+            stored = [name for name in stored if name not in alike]
             for name in alike:
                 self._drop(name)
         self.step.counts.keys += len(table)
-        data = encoded(table, self.encode, self.decode)
-        self.step.delta[_NAME.pack(PANE, end + _BIAS, _class(len(table)), self.times.epoch)] = data
+        self.step.delta[entry_name(end, row_class(len(table)), self.times.epoch)] = encoded(table, self.encode, self.decode)
 
     def _drop(self, name: bytes) -> None:
         self.step.counts.keys -= len(self._table(name))
@@ -324,7 +310,7 @@ class PaneStep(Merging):
         fields = ("key",) if spec.fields is None else spec.fields
         windows = (window, starts, ends)
         with_ids = stream in step.visit.named_streams
-        return Results(step.name, stream, table.codes, table.names, windows, fields, self.shown(table), step.visit.least, with_ids)
+        return Results(step.name, stream, table.codes, table.names, windows, fields, self.shown(table.columns), step.visit.least, with_ids)
 
 
 def explained_parts(spec: WindowSpec, vectors: Sequence[Vector], types: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -360,8 +346,8 @@ def unread(vector: Vector, groups: Labels) -> list[Any]:
     return [pa.nulls(len(groups), pa.int64())] * vector.width
 
 
-def first_name(end: int, kind: int = 0) -> bytes:
-    return _NAME.pack(PANE, end + _BIAS, kind, 0)
+def entry_name(end: int, rows: int = 0, epoch: int = 0) -> bytes:
+    return _NAME.pack(PANE, end + _BIAS, rows, epoch)
 
 
 AFTER = PANE + b"\xff" * 18
@@ -371,7 +357,12 @@ def end_of(name: bytes) -> int:
     return int.from_bytes(name[1:9], "big") - _BIAS
 
 
-def _class(rows: int) -> int:
+def class_of(name: bytes) -> int:
+    return name[9]
+
+
+def row_class(rows: int) -> int:
+    """Entries of about as many rows are of one class."""
     return rows.bit_length() // 4
 
 

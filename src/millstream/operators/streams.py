@@ -291,8 +291,7 @@ class Windowed:
         branches = distinct(self._keyed._branches, self._keyed.pipeline._chained)
         about = {"window": self._kind.describe(), "reduce": made.describe()}
         options: dict[str, Any] = {"on_error": on_error, "renamed_from": renamed_from, "about": about, "in_columns": True}
-        if not isinstance(self._kind, Session):
-            options |= {"kind": WINDOW, "window": shape_of(self._kind, members)}
+        options |= {"kind": WINDOW, "window": shape_of(self._kind, members)}
         links = {one.stream: one.links for one in branches if one.links}
         factory = partial(window_operator, WindowSpec(self._kind, members, fields, links))
         return self._keyed.pipeline._operate(name, factory, {one.stream: one.key for one in branches}, self._late, **options)

@@ -8,7 +8,7 @@ import msgspec
 
 from millstream.core.links import Link
 from millstream.core.topology import WindowShape
-from millstream.operators.windows import Calendar, Fixed, Same, WindowKind
+from millstream.operators.windows import Fixed, WindowKind
 from millstream.reducers import extremes, sums, values
 from millstream.reducers.base import Reducer
 
@@ -40,7 +40,7 @@ REMADE: dict[str, Callable[[], Reducer]] = {
 }
 
 
-def shape_of(kind: Fixed | Calendar | Same, reducers: Mapping[str, Reducer]) -> WindowShape:
+def shape_of(kind: WindowKind, reducers: Mapping[str, Reducer]) -> WindowShape:
     """What readers of a checkpoint must know of a window operator."""
     known = {name: type(one).__name__ if REMADE.get(type(one).__name__) is type(one) else "" for name, one in reducers.items()}
     return WindowShape(msgspec.to_builtins(kind), known, isinstance(kind, Fixed) and kind.size != kind.every)

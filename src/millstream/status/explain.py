@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from millstream.core.computation import Computation
 from millstream.core.links import FILTER
 from millstream.core.topology import PRODUCED, WEAK, ComputationSpec, Input, Route, Topology
+from millstream.operators.windows import Session
 from millstream.sources.schema import columns
 
 
@@ -67,7 +67,8 @@ def _computation(topology: Topology, spec: ComputationSpec, begin: str) -> Itera
     if spec.in_columns:
         for part, why in operator.explain(_types(topology, spec, operator)):  # type: ignore[attr-defined]
             yield f"{indent}{part}: {f'record by record: {why}' if why else 'on columns'}"
-        yield f"{indent}keeps: {_keeps(operator)}"
+        what = "session" if isinstance(operator.spec.kind, Session) else "pane"  # type: ignore[attr-defined]
+        yield f"{indent}keeps: partial results per key and open {what}, in columns; no timers"
     elif operator.State is type(None):
         yield f"{indent}keeps nothing; record by record"
     else:
@@ -84,14 +85,6 @@ def _types(topology: Topology, spec: ComputationSpec, operator: Any) -> dict[str
             return {}
         found |= {name: kind.name for name, kind in known.items()}
     return found
-
-
-def _keeps(operator: Computation) -> str:
-    from millstream.operators.session import SessionWindow
-
-    if isinstance(operator, SessionWindow):
-        return "a row per key with its open sessions, and one timer"
-    return "partial results per key and open pane, in columns; no timers"
 
 
 def _edge(topology: Topology, spec: ComputationSpec, i: Input) -> str:
