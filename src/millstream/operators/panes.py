@@ -51,11 +51,20 @@ class WindowOperator(Computation):
 
     in_columns = True
     judges_lateness = True
-    folds_ahead = False  # whether partial results may be made before the shard's task sees the records
 
     def __init__(self, spec: WindowSpec) -> None:
         self.spec = spec
         self.vectors: list[Vector] = [vector_of(reducer) for reducer in spec.reducers.values()]
+        is_plain = all(type(vector) is not Vector and not vector.reducer.functions for vector in self.vectors)
+        #: Whether partial results may be made before the shard's task sees the records.
+        self.folds_ahead = not isinstance(spec.kind, Same) and not spec.links and is_plain
+
+    def lifted(self, rows: StreamRows, groups: Labels) -> list[Any]:
+        """The parts of all reducers, by group. Raises NotInColumns."""
+        found: list[Any] = []
+        for vector in self.vectors:
+            found += vector.lifted(rows, groups) if reads(vector.reducer, rows) else unread(vector, groups)
+        return found
 
     def explain(self, types: Mapping[str, str]) -> list[tuple[str, str]]:
         """By part, why it does not work on columns; "" where it does. types: of the columns that it reads, where they are known."""
@@ -66,11 +75,6 @@ class PaneWindow(WindowOperator):
     """Reduces the records of each key and window."""
 
     State = type(None)
-
-    def __init__(self, spec: WindowSpec) -> None:
-        super().__init__(spec)
-        is_plain = all(type(vector) is not Vector and not vector.reducer.functions for vector in self.vectors)
-        self.folds_ahead = not isinstance(spec.kind, Same) and not spec.links and is_plain
 
     def late_times(self, times: Any, before: int) -> Any:
         """Which records are late, as a mask; None: none is."""
@@ -86,10 +90,7 @@ class PaneWindow(WindowOperator):
         window = self.spec.kind
         assert isinstance(window, Fixed | Calendar)
         groups = labels(window.pane_ends(rows.times), *coded(rows.keys), ordered=False)
-        columns: list[Any] = []
-        for vector in self.vectors:
-            columns += vector.lifted(rows, groups) if reads(vector.reducer, rows) else unread(vector, groups)
-        return groups.with_columns(columns), groups.count
+        return groups.with_columns(self.lifted(rows, groups)), groups.count
 
     def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
         return PaneStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))

@@ -29,7 +29,7 @@ from millstream.core.operator_step import OperatorStep
 from millstream.core.outcome import Outcome
 from millstream.core.time import BEGINNING, END
 from millstream.operators.panes import AFTER, MERGED, PANE, PaneStep, WindowOperator, attempted, class_of, entry_name, row_class
-from millstream.operators.partials import Partials, coded
+from millstream.operators.partials import Labels, Partials, coded
 from millstream.operators.results import Results
 from millstream.operators.rows import StreamRows, rows_of
 from millstream.operators.spans import (
@@ -43,7 +43,6 @@ from millstream.operators.spans import (
     joined,
     longest_due,
     ordered_names,
-    span_bytes,
     told_bytes,
     told_in,
 )
@@ -54,6 +53,17 @@ class SessionWindow(WindowOperator):
     """Reduces the records of each session."""
 
     State = type(None)
+
+    def late_times(self, times: Any, before: int) -> Any:
+        """Which records may be late, as a mask; None: none. Whether an open session holds them, only its shard can say."""
+        found = times < before
+        return found if found.any() else None
+
+    def ahead(self, rows: StreamRows) -> tuple[Spans, Any]:
+        """Stretches of rows of which none is late, and how many rows are in each. Raises NotInColumns."""
+        spans, groups = stretched(rows, self.spec.kind.gap)  # type: ignore[union-attr]
+        spans.columns = self.lifted(rows, groups)
+        return spans, groups.count
 
     def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
         return SessionStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))
@@ -70,9 +80,8 @@ class SessionStep(PaneStep):
         self._told_until = BEGINNING if raw is None else told_in(raw)
         self._entries = {name: self._stored_spans(name) for name in step.store.keys(PANE + b"\0", AFTER)}  # type: ignore[attr-defined]
         self.prepare(given)
-        fresh = self.joined_spans(
-            [made for rows in given.rows for made in self._stretches(self._on_time(self.linked(rows, given.one_by_one)))]
-        )
+        came = [made for rows in given.rows for made in self._stretches(self._on_time(self.linked(rows, given.one_by_one)))]
+        fresh = self.joined_spans([*came, *(StoredSpans(chunk).whole() for chunk in given.chunks)])
         ending, kept = self._due(low), []
         if fresh is not None:
             ending.append(fresh.where(fresh.dues <= low))
@@ -98,19 +107,13 @@ class SessionStep(PaneStep):
         """Records that belong together."""
         if not len(rows):
             return
-        codes, names = coded(rows.keys)
-        names, hashes, place = ordered_names(names, hashed(names))
-        codes, ends = place[codes], self._ends(rows.times)
-        order, starts, group_ends = chained(codes, rows.times, ends)
-        groups = groups_of(order, starts)
+        spans, groups = stretched(rows, self._gap)
         columns = attempted(self._lifted, rows, groups)
         if columns is None:
             yield from self._stretches(self.without_failing(rows, groups))
             return
-        yield Spans(names, hashes, codes[order][starts], rows.times[order][starts], group_ends, group_ends, columns)
-
-    def _ends(self, times: Any) -> Any:
-        return np.minimum(times, END - self._gap) + self._gap
+        spans.columns = columns
+        yield spans
 
     def _on_time(self, rows: StreamRows) -> StreamRows:
         """Rule 4: puts late records aside."""
@@ -176,8 +179,8 @@ class SessionStep(PaneStep):
             mostly_over = alike
         if rows is not None:
             step.counts.keys += len(rows)
-            data = span_bytes(rows, self.encode, self.decode)
-            step.delta[entry_name(int(rows.dues.max()), row_class(len(rows)), self.times.epoch)] = data
+            name = entry_name(int(rows.dues.max()), row_class(len(rows)), self.times.epoch)
+            step.delta[name] = rows.chunk(self.encode, self.decode)
         if (rows is not None or left) and low > self._told_until:
             step.delta[TOLD] = told_bytes(low)
         elif not left and rows is None and self._told_until > BEGINNING:
@@ -188,3 +191,12 @@ class SessionStep(PaneStep):
     def _results_of(self, rows: Spans) -> Results:
         table = Partials(rows.ends, rows.codes, rows.names, rows.columns)
         return self.results(table, np.arange(len(rows)), rows.firsts, rows.ends)
+
+
+def stretched(rows: StreamRows, gap: int) -> tuple[Spans, Labels]:
+    """Records that belong together (rule 1), their parts yet to be made."""
+    codes, names = coded(rows.keys)
+    names, hashes, place = ordered_names(names, hashed(names))
+    codes = place[codes]
+    order, starts, ends = chained(codes, rows.times, np.minimum(rows.times, END - gap) + gap)
+    return Spans(names, hashes, codes[order][starts], rows.times[order][starts], ends, ends, []), groups_of(order, starts)

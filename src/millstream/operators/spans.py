@@ -49,8 +49,18 @@ class Spans(msgspec.Struct, eq=False):
         columns = [column.take(pa.array(at)) for column in self.columns]
         return Spans(self.names.take(pa.array(known)), self.hashes[known], codes, self.firsts[at], self.ends[at], self.dues[at], columns)
 
+    def of_names(self, chosen: Any) -> Spans:
+        """The rows of some names (a mask)."""
+        return self.where(chosen[self.codes])
+
     def row_hashes(self) -> Any:
         return self.hashes[self.codes]
+
+    def chunk(self, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> bytes:
+        """As bytes."""
+        order = np.argsort(self.dues, kind="stable")
+        columns = [pa.array(self.ends), pa.array(self.row_hashes()), pa.array(order), *self.columns]
+        return encoded(Partials(self.dues, self.codes, self.names, columns, self.firsts), encode, decode, with_ends=True)
 
 
 class StoredSpans:
@@ -89,6 +99,9 @@ class StoredSpans:
         columns = [column.take(pa.array(at)) for column in self.columns]
         return Spans(self.names.take(pa.array(known)), hashes, codes, self.firsts[at], self.ends[at], self.dues[at], columns)
 
+    def whole(self) -> Spans:
+        return self.where(np.arange(len(self)))
+
     def of_keys(self, names: Any, hashes: Any) -> Any:
         """The places of the rows of some keys, ascending. hashes: of the names, ascending."""
         which, at = matches(hashes, self._hashes)
@@ -114,15 +127,26 @@ def ordered_names(names: Any, hashes: Any) -> tuple[Any, Any, Any]:
 
 def chained(codes: Any, firsts: Any, ends: Any) -> tuple[Any, Any, Any]:
     """Rows that overlap, key by key (rule 1): their order, where each group of it begins, and the end of each group."""
-    order = np.lexsort((firsts, codes))
+    order = _order(codes, firsts)
     codes, firsts, ends = codes[order], firsts[order], ends[order]
-    known, rank = np.unique(ends, return_inverse=True)
-    wide = np.int64(len(known))
-    so_far = known[np.maximum.accumulate(rank + codes * wide) - codes * wide]  # the newest end of the key's rows up to here
+    is_next = codes[1:] == codes[:-1]
+    if (is_next & (ends[1:] < ends[:-1])).any():  # the newest end of the key's rows up to here
+        known, rank = np.unique(ends, return_inverse=True)
+        wide = np.int64(len(known))
+        ends = known[np.maximum.accumulate(rank + codes * wide) - codes * wide]
     begins = np.ones(len(order), bool)
-    begins[1:] = (codes[1:] != codes[:-1]) | (firsts[1:] >= so_far[:-1])
+    begins[1:] = ~is_next | (firsts[1:] >= ends[:-1])
     starts = np.flatnonzero(begins)
-    return order, starts, so_far[np.append(starts[1:], len(order)) - 1]
+    return order, starts, ends[np.append(starts[1:], len(order)) - 1]
+
+
+def _order(codes: Any, times: Any) -> Any:
+    """The order of rows by (code, time)."""
+    least, most = int(times.min()), int(times.max())
+    wide = most - least + 1
+    if (int(codes.max()) + 1) * wide < _BIAS:
+        return np.argsort(codes * np.int64(wide) + (times - least))
+    return np.lexsort((times, codes))
 
 
 def matches(wanted: Any, stored: Any) -> tuple[Any, Any]:
@@ -147,12 +171,6 @@ def longest_due(ending: Spans, others: Spans | StoredSpans, after: int) -> Any:
 def _same(names: Any, codes: Any, others: Any, other_codes: Any) -> Any:
     """Whether key texts are the same, pair by pair: nearly always, because their hashes are."""
     return pc.equal(names.take(pa.array(codes)), others.take(pa.array(other_codes))).to_numpy(zero_copy_only=False)
-
-
-def span_bytes(spans: Spans, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> bytes:
-    order = np.argsort(spans.dues, kind="stable")
-    columns = [pa.array(spans.ends), pa.array(spans.row_hashes()), pa.array(order), *spans.columns]
-    return encoded(Partials(spans.dues, spans.codes, spans.names, columns, spans.firsts), encode, decode, with_ends=True)
 
 
 def joined(tables: Iterable[Spans], combine: Callable[[Sequence[Sequence[Any]], Labels], list[Any]]) -> Spans | None:
