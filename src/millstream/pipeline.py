@@ -38,7 +38,7 @@ from millstream.state.codec import msgpack
 from millstream.views import cdc
 from millstream.views.cdc import Feed
 from millstream.views.compile import compiled
-from millstream.views.dsl import Joined, PipelineTable, Relation, View
+from millstream.views.dsl import Joined, PipelineTable, Relation, View, WindowChanges
 from millstream.views.operator import CHANGELOG, CHANGES, LATEST
 from millstream.views.table import TableRules
 
@@ -185,15 +185,19 @@ class Pipeline:
     def _operate(
         self, name: str, factory: Callable[[], Computation], inputs: Mapping[str, Any], late: str | None, **options: Any
     ) -> Stream:
-        """Adds an operator, whose output stream has its name. inputs: streams with their keys."""
+        """Adds an operator, whose output stream has its name unless `stream` is given. inputs: streams with their keys."""
         self._check_free(name, "operator")
         given = self._inputs(name, [Stream(stream, self) for stream in inputs], dict(inputs), late)
         on_error = options.pop("on_error", FAIL)
         if on_error not in (FAIL, DEAD_LETTER):
             raise DefinitionError(f"operator {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
         letters = dead_letters(name) if on_error == DEAD_LETTER else None
-        self._computations.append(ComputationSpec(name, factory, given, (name,), dead_letters=letters, **options))
-        return Stream(name, self)
+        stream = options.pop("stream", name)
+        self._computations.append(ComputationSpec(name, factory, given, (stream,), dead_letters=letters, **options))
+        return Stream(stream, self)
+
+    def _changing(self, operator: str, stream: str, is_one_group: bool) -> WindowChanges:
+        return WindowChanges(operator, stream, is_one_group, self)
 
     def _name_of(self, computation: Any, name: str | None) -> str:
         """A computation's name: the one given, or that of its class."""
@@ -365,7 +369,7 @@ class Pipeline:
         if mode not in (CHANGES, LATEST):
             raise DefinitionError(f'publish({relation.name!r}, mode={mode!r}): use "changes" or "latest"')
         shown = relation.collected() if isinstance(relation, Joined) else relation
-        self._emit_as(relation.name, shown.show(CHANGELOG if mode == CHANGES else LATEST), sink, ids)
+        self._emit_as(relation.title, shown.show(CHANGELOG if mode == CHANGES else LATEST), sink, ids)
 
     def _define(self, relation: Relation) -> None:
         self._check_free(relation.name, "table or view")

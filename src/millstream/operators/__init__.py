@@ -8,6 +8,8 @@
     partials        partial results, one row per window and key, and their bytes
     merging         partial results of the same panes and keys become one, and are shown
     panes           the window operator, on a store of panes
+    changing_panes  windows that change: early and late results
+    changing_sessions  sessions that change
     pane_rows       what it keeps, as rows: for whoever reads its state
     results         what operators produce, as columns
     chain           steps without state: map, filter, flat_map

@@ -169,7 +169,7 @@ class _Stored:
         self.merging = Merging(ordered, list(map(vector_of, ordered.values())), reader.encode, reader.decode)
 
     def _read(self, as_stored: Merging, entries: Iterable[tuple[bytes, bytes]]) -> list[Any]:
-        return [table for name, data in entries if len(table := as_stored.table(data, end_of(name)))]
+        return [table for name, data in entries if name != PANE and len(table := as_stored.table(data, end_of(name)))]
 
     def by_key(self, tables: Sequence[Partials]) -> Iterator[KeyPanes]:
         """All that tables say, merged and by key."""

@@ -25,7 +25,7 @@ import pyarrow as pa
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.computation import Computation
 from millstream.core.outcome import Outcome
-from millstream.core.time import END
+from millstream.core.time import BEGINNING, END
 from millstream.operators.chain import applied, in_columns
 from millstream.operators.expressions import NotInColumns
 from millstream.operators.merging import NOTHING, Merging
@@ -78,12 +78,12 @@ class PaneWindow(WindowOperator):
 
     def late_times(self, times: Any, before: int) -> Any:
         """Which records are late, as a mask; None: none is."""
-        kind = self.spec.kind
+        kind, over = self.spec.kind, over_at(before, self.spec.lateness)
         assert isinstance(kind, Fixed | Calendar)
         ends = kind.pane_ends(times)
-        if kind.last_end(int(ends.min())) > before:
+        if kind.last_end(int(ends.min())) > over:
             return None
-        return kind.last_ends(ends) <= before
+        return kind.last_ends(ends) <= over
 
     def ahead(self, rows: StreamRows) -> tuple[Partials, Any]:
         """Partial results of rows of which none is late, and how many rows are in each. Raises NotInColumns."""
@@ -110,6 +110,7 @@ class PaneStep(Merging):
         made = [table for rows in given.rows if len(table := self._partials(self.linked(rows, given.one_by_one)))]
         is_one = len(made) == 1 and not given.chunks  # and in order already
         results = self._close(made[0] if is_one else self.folded([*made, *map(decoded, given.chunks)]))
+        step.counts.fired += sum(map(len, results))
         step.counts.next_low = self._next_end()
         return Outcome(step.delta, step.visit.productions, step.counts, results=results)
 
@@ -120,6 +121,9 @@ class PaneStep(Merging):
         if given.rejected:
             self.step.reject(given.rejected)
         self.step.counts.records = sum(map(len, given.rows)) + given.folded
+
+    def over(self, low: int) -> int:
+        return over_at(low, self.spec.lateness)
 
     # --- records to partial results
 
@@ -183,7 +187,7 @@ class PaneStep(Merging):
 
     def _placed(self, rows: StreamRows) -> tuple[Any, Any, Any]:
         """The pane of every record, by end (and start), and which of them are late; None: none is."""
-        kind, before = self.spec.kind, self.times.late_before
+        kind, over = self.spec.kind, self.over(self.times.late_before)
         if isinstance(kind, Same):
             try:
                 ends, starts = (np.array([value[name] for value in rows.values()], np.int64) for name in ("end", "start"))
@@ -192,10 +196,10 @@ class PaneStep(Merging):
             last = ends
         else:
             ends, starts = kind.pane_ends(rows.times), None
-            if kind.last_end(int(ends.min())) > before:
+            if kind.last_end(int(ends.min())) > over:
                 return ends, starts, None
             last = kind.last_ends(ends)
-        late = last <= before
+        late = last <= over
         return ends, starts, late if late.any() else None
 
     def _one_by_one(self, vector: Vector, rows: StreamRows, groups: Labels) -> list[Any]:
@@ -237,7 +241,7 @@ class PaneStep(Merging):
     def _stored(self, until: int) -> dict[int, list[bytes]]:
         """The entries of panes with ends up to a time, by end."""
         found: dict[int, list[bytes]] = {}
-        for name in self.store.keys(PANE, entry_name(until + 1) if until < END else AFTER):  # type: ignore[attr-defined]
+        for name in self.store.keys(FIRST, entry_name(until + 1) if until < END else AFTER):  # type: ignore[attr-defined]
             found.setdefault(end_of(name), []).append(name)
         return found
 
@@ -263,7 +267,7 @@ class PaneStep(Merging):
         for start, end in kind.closing(panes, after, low):
             tables = [self._table(name) for at in panes if start < at <= end for name in stored.get(at, ())]
             tables += [fresh[at] for at in panes if start < at <= end and at in fresh]
-            table = self.folded([_at(one, end) for one in tables])
+            table = self.folded([at_end(one, end) for one in tables])
             results.append(self.results(table, np.zeros(len(table), np.int64), np.array([start]), np.array([end])))
         return results
 
@@ -279,6 +283,7 @@ class PaneStep(Merging):
     def _keep(self, end: int, table: Partials) -> None:
         """Puts partial results of a pane that stays open into the store (rule 5)."""
         stored = list(self.store.keys(entry_name(end), entry_name(end, 255)))  # type: ignore[attr-defined]
+        stored = [name for name in stored if self._may_merge(name, end)]
         while len(alike := [name for name in stored if class_of(name) == row_class(len(table))]) >= MERGED - 1:
             table = self.folded([*map(self._table, alike), table])
             stored = [name for name in stored if name not in alike]
@@ -287,6 +292,9 @@ class PaneStep(Merging):
         self.step.counts.keys += len(table)
         self.step.delta[entry_name(end, row_class(len(table)), self.times.epoch)] = encoded(table, self.encode, self.decode)
 
+    def _may_merge(self, name: bytes, end: int) -> bool:
+        return True
+
     def _drop(self, name: bytes) -> None:
         self.step.counts.keys -= len(self._table(name))
         self.step.delta[name] = None
@@ -294,7 +302,7 @@ class PaneStep(Merging):
     def _next_end(self) -> int | None:
         """The end of the next window that has anything."""
         delta = self.step.delta
-        ahead = next((end_of(name) for name in self.store.keys(PANE, AFTER) if delta.get(name, b"") is not None), None)  # type: ignore[attr-defined]
+        ahead = next((end_of(name) for name in self.store.keys(FIRST, AFTER) if delta.get(name, b"") is not None), None)  # type: ignore[attr-defined]
         ends = [end_of(name) for name, data in delta.items() if data is not None and name.startswith(PANE)]
         pane = min((end for end in (ahead, min(ends, default=None)) if end is not None), default=None)
         if pane is None or isinstance(self.spec.kind, Same):
@@ -307,7 +315,6 @@ class PaneStep(Merging):
         """What is told of some windows. window: the place of each row's in starts and ends."""
         step, spec = self.step, self.spec
         stream = step.wiring.streams[0]
-        step.counts.fired += len(table)
         fields = ("key",) if spec.fields is None else spec.fields
         windows = (window, starts, ends)
         with_ids = stream in step.visit.named_streams
@@ -327,6 +334,11 @@ def explained_parts(spec: WindowSpec, vectors: Sequence[Vector], types: Mapping[
             why = vector.why_not(kind)
         found.append((f"{name} = {vector.reducer.describe()}", why))
     return found
+
+
+def over_at(low: int, lateness: int) -> int:
+    """Windows that end up to then are over for good."""
+    return low if low == END else max(low - lateness, BEGINNING)
 
 
 def attempted(lift: Callable[[StreamRows, Labels], Any], rows: StreamRows, groups: Labels) -> Any:
@@ -351,11 +363,16 @@ def entry_name(end: int, rows: int = 0, epoch: int = 0) -> bytes:
     return _NAME.pack(PANE, end + _BIAS, rows, epoch)
 
 
+FIRST = PANE + b"\0"  # the entry PANE itself is no pane: what is to be noted of all
 AFTER = PANE + b"\xff" * 18
 
 
 def end_of(name: bytes) -> int:
     return int.from_bytes(name[1:9], "big") - _BIAS
+
+
+def epoch_of(name: bytes) -> int:
+    return int.from_bytes(name[10:18], "big")
 
 
 def class_of(name: bytes) -> int:
@@ -367,6 +384,6 @@ def row_class(rows: int) -> int:
     return rows.bit_length() // 4
 
 
-def _at(table: Partials, end: int) -> Partials:
+def at_end(table: Partials, end: int) -> Partials:
     """A pane's partial results, as those of a window."""
     return msgspec.structs.replace(table, ends=np.full(len(table), end, np.int64))

@@ -28,7 +28,7 @@ from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.operator_step import OperatorStep
 from millstream.core.outcome import Outcome
 from millstream.core.time import BEGINNING, END
-from millstream.operators.panes import AFTER, MERGED, PANE, PaneStep, WindowOperator, attempted, class_of, entry_name, row_class
+from millstream.operators.panes import AFTER, FIRST, MERGED, PaneStep, WindowOperator, attempted, class_of, entry_name, row_class
 from millstream.operators.partials import Labels, Partials, coded
 from millstream.operators.results import Results
 from millstream.operators.rows import StreamRows, rows_of
@@ -78,7 +78,7 @@ class SessionStep(PaneStep):
         self._gap = self.spec.kind.gap
         raw = step.store.get(TOLD)
         self._told_until = BEGINNING if raw is None else told_in(raw)
-        self._entries = {name: self._stored_spans(name) for name in step.store.keys(PANE + b"\0", AFTER)}  # type: ignore[attr-defined]
+        self._entries = {name: self._stored_spans(name) for name in step.store.keys(FIRST, AFTER)}  # type: ignore[attr-defined]
         self.prepare(given)
         came = [made for rows in given.rows for made in self._stretches(self._on_time(self.linked(rows, given.one_by_one)))]
         fresh = self.joined_spans([*came, *(StoredSpans(chunk).whole() for chunk in given.chunks)])
@@ -98,6 +98,7 @@ class SessionStep(PaneStep):
                 results.append(self._results_of(done.where(is_over)))
             done.dues = dues
             kept.append(done.where(~is_over))
+        step.counts.fired += sum(map(len, results))
         step.counts.next_low = self._store(self.joined_spans(kept), low)
         return Outcome(step.delta, step.visit.productions, step.counts, results=results)
 

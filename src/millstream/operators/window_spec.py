@@ -14,12 +14,20 @@ from millstream.reducers.base import Reducer
 
 
 class WindowSpec(msgspec.Struct, frozen=True):
-    """fields: the names of what the key is made of; None: it is made by a function, and shown as `key`. links: by stream, what comes before."""
+    """fields: the names of what the key is made of; None: it is made by a function, and shown as `key`. links: by stream, what comes before.
+    lateness: how long a window may still change after its end. early: how long after a record its window is told before its end; None: it is not."""
 
     kind: WindowKind
     reducers: dict[str, Reducer]
     fields: tuple[str, ...] | None = None
     links: dict[str, tuple[Link, ...]] = {}
+    lateness: int = 0
+    early: int | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether it tells changes, and not results."""
+        return self.lateness > 0 or self.early is not None
 
 
 #: Builtin reducers that merge and show alike, however they were made.

@@ -12,6 +12,7 @@ cut through all tables and views. Pure: this package imports `core` and `reducer
     aggregate    a view: groups and their totals
     agg_tree     a large group: leaves of contributions, and inner nodes of partial results above them
     distinct     different values, counted by reference
+    window_relay  windows that change, as documents
     join         a join by key or foreign key
     cdc          how a source says what has changed
     fingerprint  whether the code of a view has changed

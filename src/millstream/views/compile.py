@@ -3,6 +3,7 @@
 table    one DocumentTable, keyed by the document's key. The maps of all that derive from it run inside
 view     one Aggregate, keyed by the group
 join     one Join, keyed by the right side's key
+windows  for windows that change, a WindowRelay in the task of their operator, or a WindowTable where a view derives from them
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from millstream.core.topology import DEAD_LETTER, PRODUCED, STRONG, WEAK, Comput
 from millstream.reducers.base import spelled
 from millstream.views.aggregate import Aggregate
 from millstream.views.change import ViewCodec
-from millstream.views.dsl import JOIN, TABLE, VIEW, Joined, Mapped, PipelineTable, Relation, View, own_key
+from millstream.views.dsl import JOIN, TABLE, VIEW, Joined, Mapped, PipelineTable, Relation, View, WindowChanges, own_key
 from millstream.views.fingerprint import fingerprint
 from millstream.views.join import Join
 from millstream.views.operator import Downstream, Sending, Shown
 from millstream.views.table import DocumentTable
+from millstream.views.window_relay import WindowRelay, WindowTable, window_identity, window_start
 
 
 def compiled(relations: Sequence[Relation], codec: Codec) -> list[ComputationSpec]:
@@ -63,6 +65,12 @@ def _specified(relation: Relation, downstreams: Sequence[Downstream], inputs: Se
         factory: Any = partial(DocumentTable, sending, relation.rules)
         own = f"{name}.dead-letters" if relation.on_error == DEAD_LETTER else None
         return made(factory=factory, inputs=relation.inputs, kind=TABLE, relation=RelationSpec(), dead_letters=own)
+    if isinstance(relation, WindowChanges):
+        if not downstreams:
+            inputs = [Input(relation.stream, None)]
+            return made(factory=partial(WindowRelay, sending, relation.is_one_group), inputs=tuple(inputs), hidden=True)
+        inputs = [Input(relation.stream, window_start if relation.is_one_group else window_identity)]
+        return made(factory=partial(WindowTable, sending), inputs=tuple(inputs), kind=TABLE, relation=RelationSpec())
     senders = tuple(dict.fromkeys(sender.name for sender in relation.senders))
     if isinstance(relation, View):
         options, reducer, of = relation.options, relation.reducer, relation.of
@@ -85,6 +93,8 @@ def _about(relation: Relation) -> dict[str, str]:
         found = {"reads": ", ".join(one.stream for one in relation.inputs), "key": _spelled_key(relation.inputs[0].key)}
         found["versions"] = "the greatest counts" if rules.versioned else "none: epochs count in their order"
         return found if rules.columns is None else {**found, "columns": ", ".join(rules.columns)}
+    if isinstance(relation, WindowChanges):
+        return {"reads": relation.operator}
     if isinstance(relation, View):
         found = {"of": _spelled(relation.of.mapped), "by": _spelled_by(relation.of.group), "reducer": relation.reducer.describe()}
         found["origins"] = "kept" if relation.options.origins else "not kept"

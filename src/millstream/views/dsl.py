@@ -144,6 +144,11 @@ class Relation(Mapped):
         pipeline._define(self)
 
     @property
+    def title(self) -> str:
+        """What its published rows are called."""
+        return self.name
+
+    @property
     def changes(self) -> Any:
         """Its changes as a stream of [prev, next] under the row's key, for `compute`."""
         return self.pipeline._changes_of(self)
@@ -177,6 +182,25 @@ class PipelineTable(Relation):
         self.rules = rules
         self.on_error = on_error
         self.renamed_from = renamed_from
+
+
+class WindowChanges(Relation):
+    """Windows that change, as an operator tells of them (`operators/changing_panes.py`). A view that derives from them keeps them all."""
+
+    def __init__(self, operator: str, stream: str, is_one_group: bool, pipeline: Definitions) -> None:
+        super().__init__(f"{operator}.windows", pipeline)
+        self.operator, self.stream, self.is_one_group = operator, stream, is_one_group
+
+    @property
+    def title(self) -> str:
+        return self.operator
+
+    def show(self, how: str) -> str:
+        self.shown[how] = f"{self.operator}.changes" if how == CHANGES else f"{self.operator}~{how}"
+        return self.shown[how]
+
+    def __repr__(self) -> str:
+        return f"WindowChanges({self.operator!r})"
 
 
 class ViewOptions(msgspec.Struct, frozen=True):
