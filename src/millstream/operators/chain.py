@@ -17,16 +17,12 @@ import pyarrow.compute as pc
 
 from millstream.core.computation import Computation
 from millstream.core.links import FILTER, MAP, Link, linked
-from millstream.core.record import Batch, ListBatch, Record
+from millstream.core.record import Batch, ListBatch, Record, with_value
 from millstream.operators.expressions import NotInColumns
 from millstream.operators.functions import OfValue, OfValues
 from millstream.operators.rows import StreamRows
 
 Failed = Callable[[Record, Exception], None]  # what to do with a record whose function raises
-
-
-def with_value(record: Record, value: Any) -> Record:
-    return Record(record.key, record.timestamp, record._batch, record._index, value)
 
 
 class Stateless(Computation):

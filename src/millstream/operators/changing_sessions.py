@@ -17,9 +17,8 @@ import msgspec
 
 from millstream.core.computation import Computation
 from millstream.core.links import linked
-from millstream.core.record import Record, Timer
+from millstream.core.record import Record, Timer, with_value
 from millstream.core.time import END, WALL_CLOCK
-from millstream.operators.chain import with_value
 from millstream.operators.panes import over_at
 from millstream.operators.window_spec import WindowSpec
 

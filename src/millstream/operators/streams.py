@@ -32,6 +32,8 @@ class Graph(Protocol):
     def _operate(self, name: str, factory: Callable[[], Any], inputs: Mapping[str, Any], late: str | None, **options: Any) -> Any: ...
     def _chained(self, branches: tuple[Branch, ...]) -> str: ...
     def _is_injected(self, stream: str) -> bool: ...
+    def _running(self, name: str, inputs: Mapping[str, Any], links: Mapping[str, Any], reducer: Any, **options: Any) -> Any: ...
+    def _looked_up(self, name: str, stream: str, key: Any, right: Any, how: str, on_error: str) -> Any: ...
     def _changing(self, operator: str, stream: str, is_one_group: bool) -> Any: ...
 
 
@@ -188,6 +190,27 @@ class Keyed:
             raise DefinitionError("window(same()): lateness= and early= belong to the window that the results come from")
         return Windowed(self, kind, late, after, before)
 
+    def reduce(
+        self,
+        reducer: Reducer | Mapping[str, Reducer] | None = None,
+        /,
+        *,
+        name: str,
+        expire: Any = None,
+        on_error: str = FAIL,
+        renamed_from: str | None = None,
+        **named: Reducer,
+    ) -> Any:
+        """The total of every key, always that of all records so far: a view, to be published, or to derive others from.
+
+        name: the identity of its state in the checkpoint. expire: for how long a key is kept that no record comes to, as in `compute`; its total then goes.
+        """
+        branches = distinct(self._branches, self.pipeline._chained)
+        links = {one.stream: one.links for one in branches if one.links}
+        inputs = {one.stream: one.key for one in branches}
+        options = {"expire": expire, "on_error": on_error, "renamed_from": renamed_from}
+        return self.pipeline._running(name, inputs, links, as_reducer(reducer, named), **options)
+
     def join(
         self,
         other: Any,
@@ -205,7 +228,14 @@ class Keyed:
         A right record is near if it is at most `after` newer and at most `before` older than the left one. how: "inner", or "left", "right" and "outer",
         which tell a record without a partner with None in the partner's place, as soon as none can come any more. A pair comes once, with the timestamp
         of the newer record.
+
+        other may be a table or a view, too: every record with the document that is there under its key, by order of arrival. how: "inner" or "left".
         """
+        if not isinstance(other, Keyed) and hasattr(other, "source"):
+            if after is not None or before or lateness or late != DROP:
+                raise DefinitionError(f"join {name!r}: a table has no time: leave after=, before=, lateness= and late= out, or use asof")
+            one = self._single(f"join {name!r}")
+            return self.pipeline._looked_up(name, one.stream, one.key, other, how, on_error)
         if not isinstance(other, Keyed):
             raise DefinitionError(f"join {name!r}: the other side is {other!r}: give a stream with its key, other.by(...)")
         if after is None:

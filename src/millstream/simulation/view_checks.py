@@ -69,8 +69,10 @@ class EpochRead(msgspec.Struct):
                     yield entry[len(ROW) :].decode(), bound(kind, entry[len(ROW) :], decode_row(raw), store)
 
     def whole(self) -> Iterator[str]:
-        """The derived computations that can be looked at (rule 2)."""
+        """The views and joins that can be looked at (rule 2)."""
         for name, one in self.topology.derived.items():
+            if self.topology.by_name[name].relation is None:
+                continue  # a stream: what it has told is no state
             builds = [self.builds[other] for other in (name, *one.senders) if other in self.builds]
             if name not in self.waiting and not any(build.is_filling for build in builds):
                 yield name

@@ -203,6 +203,38 @@ class WindowChanges(Relation):
         return f"WindowChanges({self.operator!r})"
 
 
+class RunningView(Relation):
+    """The total of every group of a stream. links: by stream, what is done to its records before."""
+
+    def __init__(
+        self, name: str, pipeline: Definitions, inputs: Sequence[Input], links: Mapping[str, Any], reducer: Reducer, **options: Any
+    ) -> None:
+        if any(getattr(one, "of", None) for one in getattr(reducer, "members", {"": reducer}).values()):
+            raise DefinitionError(
+                f"view {name!r}: {reducer!r}: of= is for windows. Leave it out, or filter the streams before they are merged."
+            )
+        super().__init__(name, pipeline)
+        self.inputs, self.steps, self.reducer = tuple(inputs), links, by_reference(reducer)
+        self.expire, self.on_error, self.renamed_from = options["expire"], options["on_error"], options["renamed_from"]
+
+
+class Lookups(Relation):
+    """Records with the documents of a relation. It has no rows that others could derive from: what comes of it is a stream."""
+
+    def __init__(self, name: str, pipeline: Definitions, left: Input, right: Relation | Mapped, how: str, on_error: str) -> None:
+        if how not in (INNER, LEFT):
+            raise DefinitionError(f'join {name!r}: how={how!r}: use "inner" or "left"')
+        if isinstance(right.source, Joined):
+            raise DefinitionError(
+                f"join {name!r}: the right side is the join {right.source.name!r}, whose rows are many per key. Collect them first."
+            )
+        if FLAT_MAP in [kind for kind, _ in right.links]:
+            raise DefinitionError(f"join {name!r}: a flat_map on the right side would give several documents for one key")
+        self.left, self.right, self.how, self.on_error = left, right, how, on_error
+        self.senders = (right.source,)
+        super().__init__(name, pipeline)
+
+
 class ViewOptions(msgspec.Struct, frozen=True):
     origins: bool
     version: str
