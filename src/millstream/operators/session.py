@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.operator_step import OperatorStep
@@ -190,8 +191,13 @@ class SessionStep(PaneStep):
         return min((due for due in dues if due is not None), default=None)
 
     def _results_of(self, rows: Spans) -> Results:
-        table = Partials(rows.ends, rows.codes, rows.names, rows.columns)
-        return self.results(table, np.arange(len(rows)), rows.firsts, rows.ends)
+        """What is told of some sessions, in the order of (key, start)."""
+        rank = np.empty(len(rows.names), np.int64)
+        rank[pc.sort_indices(rows.names).to_numpy()] = np.arange(len(rows.names))
+        order = np.lexsort((rows.firsts, rank[rows.codes]))
+        columns = [column.take(pa.array(order)) for column in rows.columns]
+        table = Partials(rows.ends[order], rows.codes[order], rows.names, columns)
+        return self.results(table, np.arange(len(rows)), rows.firsts[order], table.ends)
 
 
 def stretched(rows: StreamRows, gap: int) -> tuple[Spans, Labels]:
