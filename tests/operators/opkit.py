@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 import millstream as ms
@@ -27,6 +28,7 @@ def joined(operator: Any = IntervalJoin, *args: Any, late: Any = "late", delay: 
     p = ms.Pipeline("joined")
     streams = [inject(p, name, delay) for name in ("left", "right")]
     p.compute(functools.partial(operator, "left", *args, **options), *streams, key="k", name="op", produces="out", late=late)
+    p._computations[-1] = msgspec.structs.replace(p._computations[-1], in_columns=operator.in_columns)
     return p
 
 

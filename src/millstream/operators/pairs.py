@@ -1,0 +1,89 @@
+"""What a join tells, as columns: pairs of records, and records without a partner.
+
+Rule: a production's id follows from operator, stream, key and the ids and timestamps of the records, so a retry makes the same id. It is made only where
+somebody reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import Any
+
+import pyarrow as pa
+
+from millstream.core.keys import key_of
+from millstream.core.record import Batch
+from millstream.operators.results import Results
+from millstream.operators.rows import StreamRows
+from millstream.operators.waiting import Waiting
+
+
+class Pairs(Results):
+    """Rows of {"left": value, "right": value}. keys: as bytes. left, right: the records, by row; None where all are without one. decode: of a value."""
+
+    def __init__(
+        self,
+        computation: str,
+        stream: str,
+        keys: Any,
+        times: Any,
+        left: Waiting | None,
+        right: Waiting | None,
+        decode: Callable[[bytes], Any],
+        with_ids: bool,
+    ) -> None:
+        super().__init__(computation, stream, with_ids)
+        self.keys, self.times, self.left, self.right, self._decode = keys, times, left, right, decode
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def python_keys(self) -> list[Any]:
+        return [key_of(key.decode()) for key in self.keys]
+
+    def value(self, at: int) -> dict[str, Any]:
+        left, right, decode = self.left, self.right, self._decode
+        return {"left": None if left is None else decode(left.bodies[at]), "right": None if right is None else decode(right.bodies[at])}
+
+    def values(self) -> Iterator[dict[str, Any]]:
+        return map(self.value, range(len(self)))
+
+    def made_ids(self) -> list[str]:
+        about = f"\0{self.computation}\0{self.stream}\0pair".encode()
+        found = []
+        for at, key in enumerate(self.keys):
+            digest = blake2b(key, digest_size=16)
+            digest.update(about)
+            for side in (self.left, self.right):
+                digest.update(b"/" if side is None else b"\0%d/%d/%s" % (side.times[at], len(side.ids[at]), side.ids[at]))
+            found.append(digest.hexdigest())
+        return found
+
+    def content(self, encode: Callable[[Any], bytes]) -> bytes:
+        pieces = [*self.keys, self.times.tobytes()]
+        for side in (self.left, self.right):
+            pieces += [b"-"] if side is None else [side.times.tobytes(), *side.ids, *side.bodies]
+        return b"\0".join(pieces)
+
+    def rows(self) -> StreamRows:
+        return StreamRows(PairBatch(self), pa.array([key.decode() for key in self.keys], pa.string()), self.times)
+
+
+class PairBatch(Batch):
+    """Pairs, as records."""
+
+    __slots__ = ("_ids", "_pairs")
+
+    def __init__(self, pairs: Pairs) -> None:
+        super().__init__(pairs.stream)
+        self._pairs = pairs
+        self._ids: list[str] | None = None
+
+    def value(self, index: int) -> Any:
+        return self._pairs.value(index)
+
+    def id(self, index: int) -> str:
+        if self._ids is None:
+            self._ids = self._pairs.ids()
+        return self._ids[index]

@@ -1,0 +1,318 @@
+"""Records of one side of a join that wait for partners, in chunks of columns.
+
+    J <side> <bucket> <epoch> <piece> <hash> <rows>      → so many records: hashes of their keys, timestamps, key texts, ids, encoded values
+    J <side> <bucket> <epoch> <piece> <hash> <rows> p    → which of them have had a partner, a bit each; nothing where none has
+
+Rules
+1. A bucket is a span of event time, and the order of the entries is the order of time: what has expired is a range, which goes without being read.
+2. Records of a chunk are in the order of (hash, timestamp, key, id, value). So its bytes follow from what is in it.
+3. What an epoch brings to a bucket is a run: one chunk or, where it is large, several, cut in that order. `hash` is that of the first record: where a key's
+   records can be, is known from the names alone, and nothing else is read.
+4. A chunk is never changed. That a record of it has had a partner stands beside it, in at most `ROWS` bits.
+5. `MERGED` runs of like size in a bucket become one, so that there are few of them, however many epochs it lasts; large runs stay as they are. Which, follows
+   from what is stored and what came in: every attempt at an epoch does the same.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from millstream.core.time import BEGINNING, END
+
+WAITING = b"J"
+MERGED = 16
+ROWS, BYTES = 1024, 256 << 10  # of a chunk, about
+LARGEST = 1 << 15  # runs with more rows are not merged
+
+_NAME = struct.Struct(">ccQQIII")
+_PAIRED = b"p"
+_COUNT = struct.Struct("<I")
+_BIAS = 2**63
+_LAST = 2**32 - 1
+
+
+class Waiting(msgspec.Struct, eq=False):
+    """Some records, by place: numpy arrays. Key texts, ids and encoded values are bytes."""
+
+    hashes: Any
+    times: Any
+    keys: Any
+    ids: Any
+    bodies: Any
+    paired: Any  # whether they have had a partner
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def take(self, places: Any) -> Waiting:
+        return Waiting(*(getattr(self, name)[places] for name in self.__struct_fields__))
+
+    def in_order(self) -> Waiting:
+        """Rule 2."""
+        order = np.lexsort((self.times, self.hashes))
+        hashes, times = self.hashes[order], self.times[order]
+        tied = np.flatnonzero((hashes[1:] == hashes[:-1]) & (times[1:] == times[:-1]))
+        if len(tied):
+            first = tied[np.diff(tied, prepend=-2) > 1]
+            last = tied[np.diff(tied, append=len(order) + 1) > 1]
+            for start, stop in zip(first.tolist(), (last + 2).tolist(), strict=True):
+                order[start:stop] = sorted(order[start:stop].tolist(), key=lambda at: (self.keys[at], self.ids[at], self.bodies[at]))
+        return self.take(order)
+
+
+def _objects(texts: Sequence[Any]) -> Any:
+    found = np.empty(len(texts), object)
+    found[:] = texts
+    return found
+
+
+def waiting(keys: Sequence[str], times: Any, ids: Sequence[str], bodies: Sequence[bytes]) -> Waiting:
+    """Records in any order, none of which has had a partner."""
+    texts = [key.encode() for key in keys]
+    hashes = np.fromiter(map(crc32, texts), np.uint32, len(texts))
+    columns = map(_objects, (texts, [id.encode() for id in ids], bodies))
+    return Waiting(hashes, times, *columns, np.zeros(len(texts), bool)).in_order()
+
+
+NOTHING = waiting([], np.zeros(0, np.int64), [], [])
+
+
+def joined(some: Sequence[Waiting]) -> Waiting:
+    """Records one behind the other."""
+    if len(some) == 1:
+        return some[0]
+    return Waiting(*map(np.concatenate, zip(*map(msgspec.structs.astuple, some), strict=True))) if some else NOTHING
+
+
+def plus(times: Any, span: int) -> Any:
+    """Times and a span, no further than time goes."""
+    return np.minimum(times, END - span) + span if span >= 0 else np.maximum(times, BEGINNING - span) + span
+
+
+def matched(some: Waiting, others: Waiting, before: int, after: int) -> tuple[Any, Any]:
+    """The places of all pairs of the same key in which the other is at most `before` older and at most `after` newer."""
+    known = np.unique(others.times)
+    place = others.hashes.astype(np.uint64) << np.uint64(32) | np.searchsorted(known, others.times).astype(np.uint64)
+    order = np.argsort(place, kind="stable")
+    place, high = place[order], some.hashes.astype(np.uint64) << np.uint64(32)
+    bounds = np.searchsorted(known, plus(some.times, -before)), np.searchsorted(known, plus(some.times, after), "right")
+    start, stop = (np.searchsorted(place, high | bound.astype(np.uint64)) for bound in bounds)
+    count = stop - start
+    of = np.repeat(np.arange(len(some)), count)
+    partner = order[np.arange(len(of)) + np.repeat(start - np.cumsum(count) + count, count)]
+    same = some.keys[of] == others.keys[partner]  # keys may share a hash
+    return (of, partner) if np.all(same) else (of[same], partner[same])
+
+
+# --- chunks
+
+
+class Chunk:
+    """The bytes of a chunk, read where somebody asks."""
+
+    __slots__ = ("_data", "_texts", "hashes", "times")
+
+    def __init__(self, data: bytes) -> None:
+        (count,) = _COUNT.unpack_from(data)
+        at = _COUNT.size
+        self._data, self._texts = data, []
+        self.hashes = np.frombuffer(data, "<u4", count, at)
+        self.times = np.frombuffer(data, "<i8", count, at + 4 * count)
+        at += 12 * count
+        for _ in range(3):
+            offsets = np.frombuffer(data, "<u4", count + 1, at).astype(np.int64) + at + 4 * (count + 1)
+            self._texts.append(offsets)
+            at = int(offsets[-1])
+
+    def keys(self) -> list[bytes]:
+        bounds = self._texts[0].tolist()
+        return [self._data[a:b] for a, b in pairwise(bounds)]
+
+    def take(self, places: Any, paired: Any) -> Waiting:
+        data, texts = self._data, []
+        for offsets in self._texts:
+            texts.append(_objects([data[a:b] for a, b in zip(offsets[places].tolist(), offsets[places + 1].tolist(), strict=True)]))
+        return Waiting(self.hashes[places], self.times[places], *texts, paired[places])
+
+
+def _encoded(some: Waiting) -> bytes:
+    count = len(some)
+    pieces = [_COUNT.pack(count), some.hashes.astype("<u4").tobytes(), some.times.astype("<i8").tobytes()]
+    for texts in (some.keys, some.ids, some.bodies):
+        offsets = np.zeros(count + 1, "<u4")
+        np.cumsum([len(text) for text in texts], out=offsets[1:])
+        pieces += [offsets.tobytes(), *texts]
+    return b"".join(pieces)
+
+
+# --- names
+
+
+def first_name(side: bytes, bucket: int) -> bytes:
+    return _NAME.pack(WAITING, side, min(max(bucket + _BIAS, 0), 2**64 - 1), 0, 0, 0, 0)
+
+
+def bucket_of(name: bytes) -> int:
+    return int.from_bytes(name[2:10], "big") - _BIAS
+
+
+def epoch_of(name: bytes) -> int:
+    return int.from_bytes(name[10:18], "big")
+
+
+def rows_of(name: bytes) -> int:
+    return int.from_bytes(name[26:30], "big")
+
+
+def is_chunk(name: bytes) -> bool:
+    return len(name) == _NAME.size
+
+
+def _side_end(side: bytes) -> bytes:
+    return WAITING + bytes([side[0] + 1])
+
+
+class Side:
+    """What is kept of one side, and how an epoch changes it. changed: gets the number of records that were added, less those that went."""
+
+    def __init__(self, side: bytes, width: int, store: Any, delta: dict[bytes, bytes | None], epoch: int, changed: Callable[[int], None]) -> None:
+        self.side, self.width, self._store, self._delta, self._epoch, self._changed = side, width, store, delta, epoch, changed
+        self._chunks: dict[bytes, Chunk] = {}
+
+    # --- reading
+
+    def near(self, others: Waiting, before: int, after: int) -> tuple[Waiting, list[tuple[bytes, Any]]]:
+        """What the store has of the keys of some records, at most `before` older or `after` newer than any of them; and where it stands: chunks, and the
+        places in them."""
+        if not len(others):
+            return NOTHING, []
+        oldest, newest = int(plus(others.times.min(), -before)), int(plus(others.times.max(), after))
+        hashes = np.unique(others.hashes)
+        found, stands = [], []
+        for name in self._holding(hashes, oldest // self.width, newest // self.width):
+            chunk = self.chunk(name)
+            at = np.minimum(np.searchsorted(hashes, chunk.hashes), len(hashes) - 1)
+            places = np.flatnonzero((hashes[at] == chunk.hashes) & (chunk.times >= oldest) & (chunk.times <= newest))
+            if len(places):
+                found.append(chunk.take(places, self.paired(name)))
+                stands.append((name, places))
+        return joined(found), stands
+
+    def _holding(self, hashes: Any, first: int, last: int) -> list[bytes]:
+        """The chunks of some buckets that can have records with one of some hashes, by their names (rule 3)."""
+        names = self._names(first_name(self.side, first), first_name(self.side, last + 1))
+        if not names:
+            return []
+        begins = np.array([int.from_bytes(name[22:26], "big") for name in names])
+        is_same_run = [a[:18] == b[:18] for a, b in pairwise(names)]
+        ends = np.append(np.where(is_same_run, begins[1:], _LAST), _LAST)
+        may = np.searchsorted(hashes, ends, "right") > np.searchsorted(hashes, begins)
+        return [names[at] for at in np.flatnonzero(may).tolist()]
+
+    def _names(self, start: bytes, stop: bytes) -> list[bytes]:
+        """The names of stored chunks that this epoch has not deleted."""
+        delta = self._delta
+        return [name for name in self._store.keys(start, stop) if is_chunk(name) and delta.get(name, b"") is not None]
+
+    def chunk(self, name: bytes) -> Chunk:
+        found = self._chunks.get(name)
+        if found is None:
+            found = self._chunks[name] = Chunk(self._get(name))  # type: ignore[arg-type]
+        return found
+
+    def paired(self, name: bytes) -> Any:
+        """Which records of a chunk have had a partner."""
+        data, count = self._get(name + _PAIRED), rows_of(name)
+        return np.zeros(count, bool) if data is None else np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little").view(bool)
+
+    def _get(self, name: bytes) -> bytes | None:
+        return self._delta[name] if name in self._delta else self._store.get(name)
+
+    def until(self, bucket: int) -> Iterator[bytes]:
+        """The names of stored chunks up to a bucket."""
+        yield from self._names(first_name(self.side, -_BIAS), first_name(self.side, bucket + 1))
+
+    def oldest(self) -> list[bytes]:
+        """The chunks of the oldest bucket, as this epoch leaves them."""
+        end = _side_end(self.side)
+        delta = self._delta
+        stored = next((n for n in self._store.keys(first_name(self.side, -_BIAS), end) if is_chunk(n) and delta.get(n, b"") is not None), None)
+        prefix = WAITING + self.side
+        new = [name for name, data in delta.items() if data is not None and is_chunk(name) and name.startswith(prefix)]
+        first = min((name[:10] for name in ([] if stored is None else [stored]) + new), default=None)
+        if first is None:
+            return []
+        bucket = bucket_of(first)
+        return sorted({*self._names(first_name(self.side, bucket), first_name(self.side, bucket + 1)), *(n for n in new if n[:10] == first)})
+
+    # --- writing
+
+    def mark(self, name: bytes, places: Any) -> None:
+        """Notes that records of a chunk have had a partner."""
+        paired = self.paired(name).copy()
+        paired[places] = True
+        self._write_paired(name, paired)
+
+    def _write_paired(self, name: bytes, paired: Any) -> None:
+        self._delta[name + _PAIRED] = np.packbits(paired, bitorder="little").tobytes()
+
+    def drop(self, name: bytes) -> None:
+        self._delta[name] = None
+        if self._store.get(name + _PAIRED) is not None:
+            self._delta[name + _PAIRED] = None
+        else:
+            self._delta.pop(name + _PAIRED, None)
+        self._changed(-rows_of(name))
+
+    def keep(self, some: Waiting) -> None:
+        """Puts records, which are in order, into their buckets."""
+        if not len(some):
+            return
+        buckets = some.times // self.width
+        order = np.argsort(buckets, kind="stable")
+        buckets = buckets[order]
+        cuts = [0, *(np.flatnonzero(buckets[1:] != buckets[:-1]) + 1).tolist(), len(order)]
+        for start, stop in pairwise(cuts):
+            self._keep(int(buckets[start]), some.take(order[start:stop]))
+
+    def _keep(self, bucket: int, some: Waiting) -> None:
+        """Rule 5."""
+        runs: dict[int, list[bytes]] = {}
+        for name in self._names(first_name(self.side, bucket), first_name(self.side, bucket + 1)):
+            runs.setdefault(epoch_of(name), []).append(name)
+        alike = [run for run in runs.values() if _class(sum(map(rows_of, run))) == _class(len(some))]
+        if len(alike) >= MERGED - 1 and len(some) <= LARGEST:
+            names = [name for run in alike for name in run]
+            stored = [self.chunk(name).take(np.arange(rows_of(name)), self.paired(name)) for name in names]
+            some = joined([*stored, some]).in_order()
+            for name in names:
+                self.drop(name)
+        self._changed(len(some))
+        for piece, (start, stop) in enumerate(_cuts(some)):
+            part = some.take(slice(start, stop))
+            name = _NAME.pack(WAITING, self.side, bucket + _BIAS, self._epoch, piece, int(part.hashes[0]), len(part))
+            self._delta[name] = _encoded(part)
+            if part.paired.any():
+                self._write_paired(name, part.paired)
+
+
+def _cuts(some: Waiting) -> Iterator[tuple[int, int]]:
+    """Where a run is cut into chunks."""
+    sizes = np.cumsum([len(body) for body in some.bodies])
+    start = 0
+    while start < len(some):
+        stop = int(np.searchsorted(sizes, (sizes[start - 1] if start else 0) + BYTES, "right"))
+        stop = min(max(stop, start + 1), start + ROWS, len(some))
+        yield start, stop
+        start = stop
+
+
+def _class(rows: int) -> int:
+    return rows.bit_length() // 4
