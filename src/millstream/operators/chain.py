@@ -62,7 +62,7 @@ class Stateless(Computation):
         stream = step.wiring.streams[0]
         with_ids = stream in step.visit.named_streams
         made = [applied(self.links[rows.stream], rows, step.put_failed, given.one_by_one) for rows in given.rows]
-        results: list[Any] = [Mapped(step.name, stream, rows, self._keyed[rows.stream], with_ids) for rows in made if len(rows)]
+        results: list[Any] = [ChainResults(step.name, stream, rows, self._keyed[rows.stream], with_ids) for rows in made if len(rows)]
         return Outcome(step.delta, step.visit.productions, step.counts, results=results)
 
     def process_record(self, record: Record) -> None:
@@ -95,7 +95,7 @@ class ComputedBatch(Batch):
         return self._of.batch.id(int(self._of.places()[index]))
 
 
-class Mapped(Results):
+class ChainResults(Results):
     """What a chain gives, as columns."""
 
     def __init__(self, computation: str, stream: str, made: StreamRows, keyed: bool, with_ids: bool) -> None:
@@ -130,7 +130,9 @@ def in_columns(links: Sequence[Link]) -> bool:
 
 def explained_links(links: Sequence[Link]) -> list[tuple[str, str]]:
     """Steps, each with the reason why it does not work on columns."""
-    return [(f"{kind} {spelled(function)}", "" if in_columns([(kind, function)]) else "it is a Python function") for kind, function in links]
+    return [
+        (f"{kind} {spelled(function)}", "" if in_columns([(kind, function)]) else "it is a Python function") for kind, function in links
+    ]
 
 
 def applied(links: Sequence[Link], rows: StreamRows, failed: Failed, one_by_one: bool = False) -> StreamRows:

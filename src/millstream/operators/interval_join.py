@@ -27,9 +27,9 @@ from millstream.core.computation import Computation
 from millstream.core.outcome import Outcome
 from millstream.core.time import END
 from millstream.errors import DefinitionError
-from millstream.operators.pairs import Pairs
+from millstream.operators.pairs import PairResults
 from millstream.operators.rows import StreamRows, rows_of
-from millstream.operators.waiting import NOTHING, WAITING, Side, Waiting, bucket_of, joined, matched, plus, waiting
+from millstream.operators.waiting import NOTHING, WAITING, Side, WaitingRecords, bucket_of, joined, matched, plus, waiting
 
 if TYPE_CHECKING:
     from millstream.core.operator_step import OperatorStep
@@ -68,7 +68,7 @@ class IntervalJoin(Computation):
         return min(self.reach[side] + self.lateness, END)
 
     def explain(self, types: Mapping[str, str]) -> list[tuple[str, str]]:
-        return [("matching", "")]
+        return [("pairs", "")]
 
     def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
         return JoinStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))
@@ -88,7 +88,7 @@ class JoinStep:
         self.step.counts.keys += records
 
     def run(self, given: OperatorInput) -> Outcome:
-        step, operator = self.step, self.operator
+        step = self.step
         if given.rejected:
             step.reject(given.rejected)
         step.counts.records = sum(map(len, given.rows))
@@ -109,7 +109,7 @@ class JoinStep:
     def _side_of(self, rows: StreamRows) -> int:
         return _LEFT if rows.stream == self.operator.left_stream else _RIGHT
 
-    def _arrived(self, rows: StreamRows) -> Waiting:
+    def _arrived(self, rows: StreamRows) -> WaitingRecords:
         """Records that are on time, their values encoded."""
         before = self.times.late_before
         late = rows.times < before - self.operator.lateness if before - self.operator.lateness >= -END else np.zeros(len(rows), bool)
@@ -137,7 +137,7 @@ class JoinStep:
 
     # --- pairs
 
-    def _pairs(self, fresh: Sequence[Waiting]) -> list[Pairs]:
+    def _pairs(self, fresh: Sequence[WaitingRecords]) -> list[PairResults]:
         """Rule 3: new records with each other and with those that wait."""
         reach = self.operator.reach
         lefts, left_stands = self.sides[_LEFT].near(fresh[_RIGHT], reach[_LEFT], reach[_RIGHT])
@@ -157,7 +157,7 @@ class JoinStep:
         left, right = both[_LEFT].take(left_of[order]), both[_RIGHT].take(right_of[order])
         return [self._told(left.keys, np.maximum(left.times, right.times), left, right)]
 
-    def _mark(self, side: int, some: Waiting, of: Any, fresh: Waiting, stands: Sequence[tuple[bytes, Any]]) -> None:
+    def _mark(self, side: int, some: WaitingRecords, of: Any, fresh: WaitingRecords, stands: Sequence[tuple[bytes, Any]]) -> None:
         """Notes who has had a partner: in the records themselves where they are new, else beside their chunk."""
         has = np.zeros(len(some), bool)
         has[of] = True
@@ -179,7 +179,7 @@ class JoinStep:
     def _bucket_goes(self, side: int, bucket: int) -> int:
         return min((bucket + 1) * self.operator.width + self.operator.stays(side), END)
 
-    def _expired(self, side: int, fresh: Waiting, is_due: bool) -> Waiting:
+    def _expired(self, side: int, fresh: WaitingRecords, is_due: bool) -> WaitingRecords:
         """Takes out what has expired. What has to be told of it."""
         low, found = self.times.low_watermark, []
         tells, store = self.operator.tells[side], self.sides[side]
@@ -198,7 +198,7 @@ class JoinStep:
             found.append(fresh.take(~fresh.paired & (self._expiries(side, fresh.times) <= low)))
         return joined(found)
 
-    def _alone(self, side: int, some: Waiting) -> Pairs:
+    def _alone(self, side: int, some: WaitingRecords) -> PairResults:
         """Rule 4."""
         order = sorted(range(len(some)), key=lambda at: (some.times[at], some.ids[at], some.keys[at]))
         some = some.take(np.array(order))
@@ -206,15 +206,15 @@ class JoinStep:
         times = np.minimum(plus(some.times, self.operator.stays(side)), END - 1)
         return self._told(some.keys, times, *((some, None) if side == _LEFT else (None, some)))
 
-    def _told(self, keys: Any, times: Any, left: Waiting | None, right: Waiting | None) -> Pairs:
+    def _told(self, keys: Any, times: Any, left: WaitingRecords | None, right: WaitingRecords | None) -> PairResults:
         step = self.step
         stream = step.wiring.streams[0]
         with_ids = stream in step.visit.named_streams
-        return Pairs(step.name, stream, keys, np.maximum(times, step.visit.least), left, right, step.visit.decode, with_ids)
+        return PairResults(step.name, stream, keys, np.maximum(times, step.visit.least), left, right, step.visit.decode, with_ids)
 
     # --- the next look
 
-    def _look_again(self, kept: Sequence[Waiting], is_due: bool) -> None:
+    def _look_again(self, kept: Sequence[WaitingRecords], is_due: bool) -> None:
         """Rule 6."""
         looks = [] if is_due or self._look is None else [self._look]
         for side, some in enumerate(kept):

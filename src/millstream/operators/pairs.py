@@ -16,10 +16,10 @@ from millstream.core.keys import key_of
 from millstream.core.record import Batch
 from millstream.operators.results import Results
 from millstream.operators.rows import StreamRows
-from millstream.operators.waiting import Waiting
+from millstream.operators.waiting import WaitingRecords
 
 
-class Pairs(Results):
+class PairResults(Results):
     """Rows of {"left": value, "right": value}. keys: as bytes. left, right: the records, by row; None where all are without one. decode: of a value."""
 
     def __init__(
@@ -28,8 +28,8 @@ class Pairs(Results):
         stream: str,
         keys: Any,
         times: Any,
-        left: Waiting | None,
-        right: Waiting | None,
+        left: WaitingRecords | None,
+        right: WaitingRecords | None,
         decode: Callable[[bytes], Any],
         with_ids: bool,
     ) -> None:
@@ -71,11 +71,11 @@ class Pairs(Results):
 
 
 class PairBatch(Batch):
-    """Pairs, as records."""
+    """PairResults, as records."""
 
     __slots__ = ("_ids", "_pairs")
 
-    def __init__(self, pairs: Pairs) -> None:
+    def __init__(self, pairs: PairResults) -> None:
         super().__init__(pairs.stream)
         self._pairs = pairs
         self._ids: list[str] | None = None

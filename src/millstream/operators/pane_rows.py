@@ -62,6 +62,8 @@ class _Unmerged(Reducer):
 class PaneReader:
     """Reads what a window operator keeps."""
 
+    entries = PANES
+
     def __init__(
         self,
         kind: Fixed | Calendar | Same,

@@ -220,7 +220,9 @@ class Keyed:
         make = partial(AsOfJoin, back=None if back is None else duration(back), how=how)
         return self._joined(other, make, name, late, on_error, {"asof": f"back={back!r}, how={how!r}"})
 
-    def _joined(self, other: Keyed, make: Callable[..., Any], name: str, late: str, on_error: str, about: dict[str, str], **options: Any) -> Any:
+    def _joined(
+        self, other: Keyed, make: Callable[..., Any], name: str, late: str, on_error: str, about: dict[str, str], **options: Any
+    ) -> Any:
         left, right = (side._single(f"join {name!r}, {what} side") for side, what in ((self, "left"), (other, "right")))
         if left.stream == right.stream:
             right = right._replace(stream=self.pipeline._chained((Branch(right.stream),)))  # the same records, on two ways

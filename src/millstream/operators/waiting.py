@@ -32,13 +32,13 @@ ROWS, BYTES = 1024, 256 << 10  # of a chunk, about
 LARGEST = 1 << 15  # runs with more rows are not merged
 
 _NAME = struct.Struct(">ccQQIII")
-_PAIRED = b"p"
+PAIRED = b"p"
 _COUNT = struct.Struct("<I")
 _BIAS = 2**63
 _LAST = 2**32 - 1
 
 
-class Waiting(msgspec.Struct, eq=False):
+class WaitingRecords(msgspec.Struct, eq=False):
     """Some records, by place: numpy arrays. Key texts, ids and encoded values are bytes."""
 
     hashes: Any
@@ -51,10 +51,10 @@ class Waiting(msgspec.Struct, eq=False):
     def __len__(self) -> int:
         return len(self.times)
 
-    def take(self, places: Any) -> Waiting:
-        return Waiting(*(getattr(self, name)[places] for name in self.__struct_fields__))
+    def take(self, places: Any) -> WaitingRecords:
+        return WaitingRecords(*(getattr(self, name)[places] for name in self.__struct_fields__))
 
-    def in_order(self) -> Waiting:
+    def in_order(self) -> WaitingRecords:
         """Rule 2."""
         order = np.lexsort((self.times, self.hashes))
         hashes, times = self.hashes[order], self.times[order]
@@ -73,22 +73,22 @@ def _objects(texts: Sequence[Any]) -> Any:
     return found
 
 
-def waiting(keys: Sequence[str], times: Any, ids: Sequence[str], bodies: Sequence[bytes]) -> Waiting:
+def waiting(keys: Sequence[str], times: Any, ids: Sequence[str], bodies: Sequence[bytes]) -> WaitingRecords:
     """Records in any order, none of which has had a partner."""
     texts = [key.encode() for key in keys]
     hashes = np.fromiter(map(crc32, texts), np.uint32, len(texts))
-    columns = map(_objects, (texts, [id.encode() for id in ids], bodies))
-    return Waiting(hashes, times, *columns, np.zeros(len(texts), bool)).in_order()
+    names = [id.encode() for id in ids]
+    return WaitingRecords(hashes, times, _objects(texts), _objects(names), _objects(bodies), np.zeros(len(texts), bool)).in_order()
 
 
 NOTHING = waiting([], np.zeros(0, np.int64), [], [])
 
 
-def joined(some: Sequence[Waiting]) -> Waiting:
+def joined(some: Sequence[WaitingRecords]) -> WaitingRecords:
     """Records one behind the other."""
     if len(some) == 1:
         return some[0]
-    return Waiting(*map(np.concatenate, zip(*map(msgspec.structs.astuple, some), strict=True))) if some else NOTHING
+    return WaitingRecords(*map(np.concatenate, zip(*map(msgspec.structs.astuple, some), strict=True))) if some else NOTHING
 
 
 def plus(times: Any, span: int) -> Any:
@@ -96,7 +96,7 @@ def plus(times: Any, span: int) -> Any:
     return np.minimum(times, END - span) + span if span >= 0 else np.maximum(times, BEGINNING - span) + span
 
 
-def matched(some: Waiting, others: Waiting, before: int, after: int) -> tuple[Any, Any]:
+def matched(some: WaitingRecords, others: WaitingRecords, before: int, after: int) -> tuple[Any, Any]:
     """The places of all pairs of the same key in which the other is at most `before` older and at most `after` newer."""
     known = np.unique(others.times)
     place = others.hashes.astype(np.uint64) << np.uint64(32) | np.searchsorted(known, others.times).astype(np.uint64)
@@ -114,7 +114,7 @@ def matched(some: Waiting, others: Waiting, before: int, after: int) -> tuple[An
 # --- chunks
 
 
-class Chunk:
+class RecordChunk:
     """The bytes of a chunk, read where somebody asks."""
 
     __slots__ = ("_data", "_texts", "hashes", "times")
@@ -131,18 +131,20 @@ class Chunk:
             self._texts.append(offsets)
             at = int(offsets[-1])
 
+    @property
     def keys(self) -> list[bytes]:
-        bounds = self._texts[0].tolist()
-        return [self._data[a:b] for a, b in pairwise(bounds)]
+        return [self._data[a:b] for a, b in pairwise(self._texts[0].tolist())]
 
-    def take(self, places: Any, paired: Any) -> Waiting:
-        data, texts = self._data, []
-        for offsets in self._texts:
-            texts.append(_objects([data[a:b] for a, b in zip(offsets[places].tolist(), offsets[places + 1].tolist(), strict=True)]))
-        return Waiting(self.hashes[places], self.times[places], *texts, paired[places])
+    def take(self, places: Any, paired: Any) -> WaitingRecords:
+        data = self._data
+        keys, ids, bodies = (
+            _objects([data[a:b] for a, b in zip(offsets[places].tolist(), offsets[places + 1].tolist(), strict=True)])
+            for offsets in self._texts
+        )
+        return WaitingRecords(self.hashes[places], self.times[places], keys, ids, bodies, paired[places])
 
 
-def _encoded(some: Waiting) -> bytes:
+def _encoded(some: WaitingRecords) -> bytes:
     count = len(some)
     pieces = [_COUNT.pack(count), some.hashes.astype("<u4").tobytes(), some.times.astype("<i8").tobytes()]
     for texts in (some.keys, some.ids, some.bodies):
@@ -171,6 +173,10 @@ def rows_of(name: bytes) -> int:
     return int.from_bytes(name[26:30], "big")
 
 
+def paired_of(data: bytes, count: int) -> Any:
+    return np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little").view(bool)
+
+
 def is_chunk(name: bytes) -> bool:
     return len(name) == _NAME.size
 
@@ -182,13 +188,15 @@ def _side_end(side: bytes) -> bytes:
 class Side:
     """What is kept of one side, and how an epoch changes it. changed: gets the number of records that were added, less those that went."""
 
-    def __init__(self, side: bytes, width: int, store: Any, delta: dict[bytes, bytes | None], epoch: int, changed: Callable[[int], None]) -> None:
+    def __init__(
+        self, side: bytes, width: int, store: Any, delta: dict[bytes, bytes | None], epoch: int, changed: Callable[[int], None]
+    ) -> None:
         self.side, self.width, self._store, self._delta, self._epoch, self._changed = side, width, store, delta, epoch, changed
-        self._chunks: dict[bytes, Chunk] = {}
+        self._chunks: dict[bytes, RecordChunk] = {}
 
     # --- reading
 
-    def near(self, others: Waiting, before: int, after: int) -> tuple[Waiting, list[tuple[bytes, Any]]]:
+    def near(self, others: WaitingRecords, before: int, after: int) -> tuple[WaitingRecords, list[tuple[bytes, Any]]]:
         """What the store has of the keys of some records, at most `before` older or `after` newer than any of them; and where it stands: chunks, and the
         places in them."""
         if not len(others):
@@ -221,16 +229,16 @@ class Side:
         delta = self._delta
         return [name for name in self._store.keys(start, stop) if is_chunk(name) and delta.get(name, b"") is not None]
 
-    def chunk(self, name: bytes) -> Chunk:
+    def chunk(self, name: bytes) -> RecordChunk:
         found = self._chunks.get(name)
         if found is None:
-            found = self._chunks[name] = Chunk(self._get(name))  # type: ignore[arg-type]
+            found = self._chunks[name] = RecordChunk(self._get(name))  # type: ignore[arg-type]
         return found
 
     def paired(self, name: bytes) -> Any:
         """Which records of a chunk have had a partner."""
-        data, count = self._get(name + _PAIRED), rows_of(name)
-        return np.zeros(count, bool) if data is None else np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little").view(bool)
+        data, count = self._get(name + PAIRED), rows_of(name)
+        return np.zeros(count, bool) if data is None else paired_of(data, count)
 
     def _get(self, name: bytes) -> bytes | None:
         return self._delta[name] if name in self._delta else self._store.get(name)
@@ -243,14 +251,18 @@ class Side:
         """The chunks of the oldest bucket, as this epoch leaves them."""
         end = _side_end(self.side)
         delta = self._delta
-        stored = next((n for n in self._store.keys(first_name(self.side, -_BIAS), end) if is_chunk(n) and delta.get(n, b"") is not None), None)
+        stored = next(
+            (n for n in self._store.keys(first_name(self.side, -_BIAS), end) if is_chunk(n) and delta.get(n, b"") is not None), None
+        )
         prefix = WAITING + self.side
         new = [name for name, data in delta.items() if data is not None and is_chunk(name) and name.startswith(prefix)]
         first = min((name[:10] for name in ([] if stored is None else [stored]) + new), default=None)
         if first is None:
             return []
         bucket = bucket_of(first)
-        return sorted({*self._names(first_name(self.side, bucket), first_name(self.side, bucket + 1)), *(n for n in new if n[:10] == first)})
+        return sorted(
+            {*self._names(first_name(self.side, bucket), first_name(self.side, bucket + 1)), *(n for n in new if n[:10] == first)}
+        )
 
     # --- writing
 
@@ -261,17 +273,17 @@ class Side:
         self._write_paired(name, paired)
 
     def _write_paired(self, name: bytes, paired: Any) -> None:
-        self._delta[name + _PAIRED] = np.packbits(paired, bitorder="little").tobytes()
+        self._delta[name + PAIRED] = np.packbits(paired, bitorder="little").tobytes()
 
     def drop(self, name: bytes) -> None:
         self._delta[name] = None
-        if self._store.get(name + _PAIRED) is not None:
-            self._delta[name + _PAIRED] = None
+        if self._store.get(name + PAIRED) is not None:
+            self._delta[name + PAIRED] = None
         else:
-            self._delta.pop(name + _PAIRED, None)
+            self._delta.pop(name + PAIRED, None)
         self._changed(-rows_of(name))
 
-    def keep(self, some: Waiting) -> None:
+    def keep(self, some: WaitingRecords) -> None:
         """Puts records, which are in order, into their buckets."""
         if not len(some):
             return
@@ -282,14 +294,16 @@ class Side:
         for start, stop in pairwise(cuts):
             self._keep(int(buckets[start]), some.take(order[start:stop]))
 
-    def _keep(self, bucket: int, some: Waiting) -> None:
+    def _keep(self, bucket: int, some: WaitingRecords) -> None:
         """Rule 5."""
         runs: dict[int, list[bytes]] = {}
         for name in self._names(first_name(self.side, bucket), first_name(self.side, bucket + 1)):
             runs.setdefault(epoch_of(name), []).append(name)
-        alike = [run for run in runs.values() if _class(sum(map(rows_of, run))) == _class(len(some))]
-        if len(alike) >= MERGED - 1 and len(some) <= LARGEST:
-            names = [name for run in alike for name in run]
+        while len(some) <= LARGEST:
+            alike = [epoch for epoch, run in runs.items() if _class(sum(map(rows_of, run))) == _class(len(some))]
+            if len(alike) < MERGED - 1:
+                break
+            names = [name for epoch in alike for name in runs.pop(epoch)]
             stored = [self.chunk(name).take(np.arange(rows_of(name)), self.paired(name)) for name in names]
             some = joined([*stored, some]).in_order()
             for name in names:
@@ -303,7 +317,7 @@ class Side:
                 self._write_paired(name, part.paired)
 
 
-def _cuts(some: Waiting) -> Iterator[tuple[int, int]]:
+def _cuts(some: WaitingRecords) -> Iterator[tuple[int, int]]:
     """Where a run is cut into chunks."""
     sizes = np.cumsum([len(body) for body in some.bodies])
     start = 0

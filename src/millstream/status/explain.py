@@ -80,15 +80,21 @@ def _types(topology: Topology, spec: ComputationSpec, operator: Any) -> dict[str
     for i in spec.inputs:
         injector = topology.injectors.get(i.stream)
         known = None if injector is None or injector.value is not None else columns(injector.source.schema)
-        if known is None or any(kind != FILTER for kind, _ in operator.spec.links.get(i.stream, ())):
+        if known is None or any(kind != FILTER for kind, _ in getattr(operator, "spec", operator).links.get(i.stream, ())):
             return {}
         found |= {name: kind.name for name, kind in known.items()}
     return found
 
 
 def _keeps(operator: Computation) -> str:
+    from millstream.operators.chain import Stateless
+    from millstream.operators.interval_join import IntervalJoin
     from millstream.operators.session import SessionWindow
 
+    if isinstance(operator, Stateless):
+        return "nothing"
+    if isinstance(operator, IntervalJoin):
+        return "the records of both sides, in columns by side and span of time; no timers"
     if isinstance(operator, SessionWindow):
         return "a row per key with its open sessions, and one timer"
     return "partial results per key and open pane, in columns; no timers"
