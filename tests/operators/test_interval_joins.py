@@ -459,7 +459,7 @@ def test_everybody_sees_the_records_that_wait(tmp_path: Path) -> None:
         listed = listing.listed(cut, "pairs", 2)
         assert (listed.keys, [view.state for view in listed.rows]) == (4, [shown["a"], shown["b"]])
         assert [view.state for view in listing.looked_up(cut, "pairs", ["c", "nobody"]).rows] == [shown["c"]]
-    (status,) = [one for one in overview(found.log).computations if one.name == "pairs"]
+    (status,) = [one for one in overview(found.log).status.computations if one.name == "pairs"]
     assert status.kept == sum(map(len, shown.values())) and (status.keys, status.timers) == (0, 0)
 
     async def main() -> None:
