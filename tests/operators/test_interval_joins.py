@@ -32,7 +32,9 @@ from millstream.engine.resident.partitioning import joined as put_together
 from millstream.errors import HookError, InputError, RefusedRequest
 from millstream.operators import interval_join as operator
 from millstream.operators import waiting
+from millstream.operators.expressions import NotInColumns
 from millstream.operators.interval_join import IntervalJoin, JoinStep
+from millstream.operators.pairs import sides_column
 from millstream.readable import listing, open_windows
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.codec import msgpack
@@ -490,21 +492,45 @@ def test_the_plan_says_what_a_join_does() -> None:
 # --- what reads a join
 
 
+class Seen(ms.Computation):
+    State = type(None)
+
+    def process_record(self, record: ms.Record) -> None:
+        self.produce([record.key, record.value, record.id])
+
+
+@pytest.mark.parametrize(
+    "values", [[1, "text"], [None, 7, 8], [{"a": 1, "b": [2]}, {"a": None, "b": 3}], [{"a": 1}, {"b": 2}], [{1: 2}], [{"a": 2**70}]]
+)
+def test_a_side_is_a_column_where_its_values_are_alike(values: list[Any]) -> None:
+    try:
+        column = sides_column([*values, None], "left")
+    except NotInColumns:
+        assert values not in ([None, 7, 8],)
+        return
+    wanted = [{"a": 1}, {"a": None}] if values[0].__class__ is dict else values
+    assert column.to_pylist() == [*wanted, None]
+
+
 def test_steps_behind_a_join_give_the_same_on_columns_and_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def told() -> list[Any]:
         p = joined(IntervalJoin, 30, 10, how="outer")
         out = ms.Stream("out", p)
         p.emit(out.filter("left.at > 10").map({"id": "left.id", "other": "right.id"}), ms.sinks.memory(), name="mapped", ids=True)
         p.emit(out.flat_map(lambda r: [r.value["left"], r.value["right"]]), ms.sinks.memory(), name="both", ids=True)
+        p.compute(Seen, out.map("left.id"), produces="seen")
+        out.by(lambda r: r.key).window(ms.windows.tumbling("90ms")).reduce(
+            n=ms.count("left"), first=ms.first("left"), some=ms.any_value("right"), name="counts"
+        )
         runner = LocalRunner(p, shards=2)
         for stream, one in many_rows(60):
             runner.push(stream, one)
             runner.epoch()
         runner.drain()
-        return [sorted(map(repr, runner.records(stream))) for stream in ("out~1", "out~2")]
+        return [sorted(map(repr, runner.records(stream))) for stream in ("out~1", "out~2", "counts", "seen")]
 
     columns = told()
-    assert all(len(some) > 20 and len(set(some)) == len(some) for some in columns)
+    assert all(len(some) > 20 and len(set(some)) == len(some) for some in columns[:2]) and len(columns[2]) > 3
     monkeypatch.setattr("millstream.operators.pairs.PairResults.rows", lambda self: None)
     assert told() == columns
 

@@ -68,9 +68,7 @@ def expected(low: int) -> dict[str, dict[Any, Any]]:
 
 def pairs(low: int) -> dict[Any, int]:
     even, odd = ([row for row in ROWS if row["n"] % 2 == rest] for rest in (0, 1))
-    found = {
-        (a["n"], b["n"]): max(a["at"], b["at"]) for a in even for b in odd if a["key"] == b["key"] and 0 <= b["at"] - a["at"] <= AFTER
-    }
+    found = {(a["n"], b["n"]): max(a["at"], b["at"]) for a in even for b in odd if a["key"] == b["key"] and 0 <= b["at"] - a["at"] <= AFTER}
     lefts, rights = {a for a, _ in found}, {b for _, b in found}
     found |= {(a["n"], None): a["at"] + AFTER for a in even if a["n"] not in lefts and a["at"] + AFTER < low}
     return found | {(None, b["n"]): b["at"] for b in odd if b["n"] not in rights and b["at"] < low}

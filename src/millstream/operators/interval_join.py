@@ -92,8 +92,7 @@ class JoinStep:
         if given.rejected:
             step.reject(given.rejected)
         step.counts.records = sum(map(len, given.rows))
-        fresh = [joined([self._arrived(rows) for rows in given.rows if self._side_of(rows) == side]) for side in (_LEFT, _RIGHT)]
-        fresh = [some.in_order() for some in fresh]
+        fresh = [joined([self._arrived(rows) for rows in given.rows if self._side_of(rows) == side]).in_order() for side in (_LEFT, _RIGHT)]
         found = self._pairs(fresh)
         is_due = self._look is not None and self._look <= self.times.low_watermark
         alone = [self._expired(side, fresh[side], is_due) for side in (_LEFT, _RIGHT)]

@@ -78,7 +78,7 @@ def waiting(keys: Sequence[str], times: Any, ids: Sequence[str], bodies: Sequenc
     texts = [key.encode() for key in keys]
     hashes = np.fromiter(map(crc32, texts), np.uint32, len(texts))
     names = [id.encode() for id in ids]
-    return WaitingRecords(hashes, times, _objects(texts), _objects(names), _objects(bodies), np.zeros(len(texts), bool)).in_order()
+    return WaitingRecords(hashes, times, _objects(texts), _objects(names), _objects(bodies), np.zeros(len(texts), bool))
 
 
 NOTHING = waiting([], np.zeros(0, np.int64), [], [])
