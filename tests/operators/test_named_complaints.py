@@ -218,7 +218,7 @@ def test_a_hot_key_goes_into_few_entries_and_comes_out_of_them_whole() -> None:
     runner.epoch()
     state = runner.state("op", "a")
     assert [one["id"] for one in state] == [f"l{n}" for n in range(0, 2_000, 2)] and {one["side"] for one in state} == {"left"}
-    assert len(left_over(runner)) == 2_000 // 50 + 1, "an entry for every bucket, and one for the next look"
+    assert len(left_over(runner)) == 2 * 2_000 // 50 + 1, "a chunk for every bucket, and the next look"
     runner.push("right", *[row(n, f"r{n}") for n in range(0, 2_000, 100)])
     runner.drain()
     expected = sum(1 for right in range(0, 2_000, 100) for left in range(0, 2_000, 2) if abs(left - right) <= 400)

@@ -1,13 +1,14 @@
 """Records of one side of a join that wait for partners, in chunks of columns.
 
-    J <side> <bucket> <epoch> <piece> <hash> <rows>      → so many records: hashes of their keys, timestamps, key texts, ids, encoded values
+    J <side> <bucket> <epoch> <piece> <hash> <rows>      → a chunk of so many records: the hashes of their keys, and their timestamps
     J <side> <bucket> <epoch> <piece> <hash> <rows> p    → which of them have had a partner, a bit each; nothing where none has
+    J <side> <bucket> <epoch> <piece> <hash> <rows> t    → their key texts, ids and encoded values
 
 Rules
 1. A bucket is a span of event time, and the order of the entries is the order of time: what has expired is a range, which goes without being read.
 2. Records of a chunk are in the order of (hash, timestamp, key, id, value). So its bytes follow from what is in it.
 3. What an epoch brings to a bucket is a run: one chunk or, where it is large, several, cut in that order. `hash` is that of the first record: where a key's
-   records can be, is known from the names alone, and nothing else is read.
+   records can be, is known from the names alone. Of those chunks hashes and timestamps are read, and the rest of those that have such a record.
 4. A chunk is never changed. That a record of it has had a partner stands beside it, in at most `ROWS` bits.
 5. `MERGED` runs of like size in a bucket become one, so that there are few of them, however many epochs it lasts; large runs stay as they are. Which, follows
    from what is stored and what came in: every attempt at an epoch does the same.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from zlib import crc32
@@ -32,8 +34,7 @@ ROWS, BYTES = 1024, 256 << 10  # of a chunk, about
 LARGEST = 1 << 15  # runs with more rows are not merged
 
 _NAME = struct.Struct(">ccQQIII")
-PAIRED = b"p"
-_COUNT = struct.Struct("<I")
+PAIRED, TEXTS = b"p", b"t"
 _BIAS = 2**63
 _LAST = 2**32 - 1
 
@@ -115,40 +116,50 @@ def matched(some: WaitingRecords, others: WaitingRecords, before: int, after: in
 
 
 class RecordChunk:
-    """The bytes of a chunk, read where somebody asks."""
+    """A chunk: hashes and timestamps, and the rest, which is read where somebody asks for a record."""
 
-    __slots__ = ("_data", "_texts", "hashes", "times")
+    __slots__ = ("_load", "_read", "hashes", "times")
 
-    def __init__(self, data: bytes) -> None:
-        (count,) = _COUNT.unpack_from(data)
-        at = _COUNT.size
-        self._data, self._texts = data, []
-        self.hashes = np.frombuffer(data, "<u4", count, at)
-        self.times = np.frombuffer(data, "<i8", count, at + 4 * count)
-        at += 12 * count
-        for _ in range(3):
-            offsets = np.frombuffer(data, "<u4", count + 1, at).astype(np.int64) + at + 4 * (count + 1)
-            self._texts.append(offsets)
-            at = int(offsets[-1])
+    def __init__(self, data: bytes, load: Callable[[], bytes]) -> None:
+        count = len(data) // 12
+        self.hashes, self.times = np.frombuffer(data, "<u4", count), np.frombuffer(data, "<i8", count, 4 * count)
+        self._load = load
+        self._read: tuple[bytes, list[Any]] | None = None
+
+    def _texts(self) -> tuple[bytes, list[Any]]:
+        """Keys, ids and values: the bytes, and where each text of the three begins."""
+        if self._read is None:
+            data, at, texts = self._load(), 0, []
+            for _ in range(3):
+                offsets = np.frombuffer(data, "<u4", len(self.times) + 1, at).astype(np.int64) + at + 4 * (len(self.times) + 1)
+                texts.append(offsets)
+                at = int(offsets[-1])
+            self._read = data, texts
+        return self._read
 
     @property
     def keys(self) -> list[bytes]:
-        return [self._data[a:b] for a, b in pairwise(self._texts[0].tolist())]
+        data, (keys, _, _) = self._texts()
+        return [data[a:b] for a, b in pairwise(keys.tolist())]
 
     def take(self, places: Any, paired: Any) -> WaitingRecords:
-        data = self._data
+        if not len(places):
+            return NOTHING
+        data, texts = self._texts()
         keys, ids, bodies = (
-            _objects([data[a:b] for a, b in zip(offsets[places].tolist(), offsets[places + 1].tolist(), strict=True)])
-            for offsets in self._texts
+            _objects([data[a:b] for a, b in zip(offsets[places].tolist(), offsets[places + 1].tolist(), strict=True)]) for offsets in texts
         )
         return WaitingRecords(self.hashes[places], self.times[places], keys, ids, bodies, paired[places])
 
 
-def _encoded(some: WaitingRecords) -> bytes:
-    count = len(some)
-    pieces = [_COUNT.pack(count), some.hashes.astype("<u4").tobytes(), some.times.astype("<i8").tobytes()]
+def _head(some: WaitingRecords) -> bytes:
+    return some.hashes.astype("<u4").tobytes() + some.times.astype("<i8").tobytes()
+
+
+def _texts(some: WaitingRecords) -> bytes:
+    pieces = []
     for texts in (some.keys, some.ids, some.bodies):
-        offsets = np.zeros(count + 1, "<u4")
+        offsets = np.zeros(len(some) + 1, "<u4")
         np.cumsum([len(text) for text in texts], out=offsets[1:])
         pieces += [offsets.tobytes(), *texts]
     return b"".join(pieces)
@@ -232,7 +243,7 @@ class Side:
     def chunk(self, name: bytes) -> RecordChunk:
         found = self._chunks.get(name)
         if found is None:
-            found = self._chunks[name] = RecordChunk(self._get(name))  # type: ignore[arg-type]
+            found = self._chunks[name] = RecordChunk(self._get(name), partial(self._get, name + TEXTS))  # type: ignore[arg-type]
         return found
 
     def paired(self, name: bytes) -> Any:
@@ -276,7 +287,7 @@ class Side:
         self._delta[name + PAIRED] = np.packbits(paired, bitorder="little").tobytes()
 
     def drop(self, name: bytes) -> None:
-        self._delta[name] = None
+        self._delta[name] = self._delta[name + TEXTS] = None
         if self._store.get(name + PAIRED) is not None:
             self._delta[name + PAIRED] = None
         else:
@@ -312,7 +323,7 @@ class Side:
         for piece, (start, stop) in enumerate(_cuts(some)):
             part = some.take(slice(start, stop))
             name = _NAME.pack(WAITING, self.side, bucket + _BIAS, self._epoch, piece, int(part.hashes[0]), len(part))
-            self._delta[name] = _encoded(part)
+            self._delta[name], self._delta[name + TEXTS] = _head(part), _texts(part)
             if part.paired.any():
                 self._write_paired(name, part.paired)
 

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from typing import Any
 from zlib import crc32
@@ -72,9 +73,12 @@ class WaitingReader:
 def _read(entries: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, RecordChunk, Any]]:
     """The chunks, each with its side and which of its records have had a partner."""
     found: list[tuple[str, RecordChunk, Any]] = []
-    for name, data in entries:
+    chunk, paired = b"", np.zeros(0, bool)
+    for name, data in entries:  # the three of a chunk, one behind the other
         if is_chunk(name):
-            found.append((_SIDES[name[1:2]], RecordChunk(data), np.zeros(rows_of(name), bool)))
-        elif name.endswith(PAIRED):  # behind its chunk
-            found[-1] = (*found[-1][:2], paired_of(data, rows_of(name)))
+            chunk, paired = data, np.zeros(rows_of(name), bool)
+        elif name[-1:] == PAIRED:
+            paired = paired_of(data, rows_of(name))
+        else:
+            found.append((_SIDES[name[1:2]], RecordChunk(chunk, partial(bytes, data)), paired))
     return found
