@@ -548,6 +548,17 @@ def test_steps_behind_a_join_give_the_same_on_columns_and_one_by_one(monkeypatch
     assert told() == columns
 
 
+def test_a_join_and_what_is_behind_it_are_exactly_once_under_faults_in_any_epochs() -> None:
+    p = pipeline()
+    pairs = ms.Stream("pairs", p)
+    p.emit(pairs.map({"k": "coalesce(left.k, right.k)", "n": "left.n"}), ms.sinks.memory(), name="mapped")
+    named = pairs.filter("right.k is null").by(lambda r: r.value["left"]["k"]).window(ms.windows.tumbling("1s"))
+    named.reduce(n=ms.count(), name="alone")
+    rows = [(("left", "right")[n * 7 % 5 % 2], row(1_000 + 40 * n - n * 13 % 170, f"id{n}", "abc"[n % 3], n)) for n in range(60)]
+    with small(60):
+        ms.testing.assert_exactly_once(p, rows, seeds=range(some(30, 3)))
+
+
 def test_windows_behind_a_join_count_its_pairs() -> None:
     p = pipelines()["outer"]
     ms.Stream("out", p).by(lambda r: r.key).window(ms.windows.tumbling("100ms")).reduce(n=ms.count(), name="counts")

@@ -129,7 +129,8 @@ class RecordChunk:
     def _texts(self) -> tuple[bytes, list[Any]]:
         """Keys, ids and values: the bytes, and where each text of the three begins."""
         if self._read is None:
-            data, at, texts = self._load(), 0, []
+            data: bytes = self._load()
+            at, texts = 0, []
             for _ in range(3):
                 offsets = np.frombuffer(data, "<u4", len(self.times) + 1, at).astype(np.int64) + at + 4 * (len(self.times) + 1)
                 texts.append(offsets)
@@ -157,7 +158,7 @@ def _head(some: WaitingRecords) -> bytes:
 
 
 def _texts(some: WaitingRecords) -> bytes:
-    pieces = []
+    pieces: list[bytes] = []
     for texts in (some.keys, some.ids, some.bodies):
         offsets = np.zeros(len(some) + 1, "<u4")
         np.cumsum([len(text) for text in texts], out=offsets[1:])

@@ -3,7 +3,7 @@
 Rules
 1. Rows come in the order of their keys' bytes, the records of a key in order of (timestamp, side, id).
 2. A record is shown for as long as it is kept: up to a sixteenth of the interval longer than a partner of it can come (`interval_join.py`).
-3. Of a chunk that cannot have what is asked for, nothing but the hashes is looked at.
+3. Memory holds the entries as they are stored, the keys that are asked for, and the values of one of them. Of one key, only chunks with its hash are looked at.
 """
 
 from __future__ import annotations
