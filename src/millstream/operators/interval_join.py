@@ -199,8 +199,8 @@ class JoinStep:
 
     def _alone(self, side: int, some: WaitingRecords) -> PairResults:
         """Rule 4."""
-        order = sorted(range(len(some)), key=lambda at: (some.times[at], some.ids[at], some.keys[at]))
-        some = some.take(np.array(order))
+        some = some.in_order()
+        some = some.take(np.argsort(some.times, kind="stable"))
         self.step.counts.fired += len(some)
         times = np.minimum(plus(some.times, self.operator.stays(side)), END - 1)
         return self._told(some.keys, times, *((some, None) if side == _LEFT else (None, some)))
