@@ -92,6 +92,9 @@ class JoinStep:
         if given.rejected:
             step.reject(given.rejected)
         step.counts.records = sum(map(len, given.rows))
+        if not step.counts.records and (self._look is None or self._look > self.times.low_watermark):
+            step.counts.next_low = self._look
+            return Outcome(step.delta, step.visit.productions, step.counts)
         fresh = [joined([self._arrived(rows) for rows in given.rows if self._side_of(rows) == side]).in_order() for side in (_LEFT, _RIGHT)]
         found = self._pairs(fresh)
         is_due = self._look is not None and self._look <= self.times.low_watermark

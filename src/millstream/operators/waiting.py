@@ -1,11 +1,12 @@
 """Records of one side of a join that wait for partners, in chunks of columns.
 
-    J <side> <bucket> <epoch> <piece> <hash> <rows>      → a chunk of so many records: the hashes of their keys, and their timestamps
-    J <side> <bucket> <epoch> <piece> <hash> <rows> p    → which of them have had a partner, a bit each; nothing where none has
-    J <side> <bucket> <epoch> <piece> <hash> <rows> t    → their key texts, ids and encoded values
+    J <side> h <bucket> <epoch> <piece> <hash> <rows>    → a chunk of so many records: the hashes of their keys, and their timestamps
+    J <side> p <bucket> <epoch> <piece> <hash> <rows>    → which of them have had a partner, a bit each; nothing where none has
+    J <side> t <bucket> <epoch> <piece> <hash> <rows>    → their key texts, ids and encoded values
 
 Rules
-1. A bucket is a span of event time, and the order of the entries is the order of time: what has expired is a range, which goes without being read.
+1. A bucket is a span of event time, and the order of the entries is the order of time: what has expired is known by its names, and goes without being read.
+   A chunk is called by the first of its names.
 2. Records of a chunk are in the order of (hash, timestamp, key, id, value). So its bytes follow from what is in it.
 3. What an epoch brings to a bucket is a run: one chunk or, where it is large, several, cut in that order. `hash` is that of the first record: where a key's
    records can be, is known from the names alone. Of those chunks hashes and timestamps are read, and the rest of those that have such a record.
@@ -29,12 +30,12 @@ import numpy as np
 from millstream.core.time import BEGINNING, END
 
 WAITING = b"J"
-MERGED = 16
+MERGED = 8
 ROWS, BYTES = 1024, 256 << 10  # of a chunk, about
 LARGEST = 1 << 15  # runs with more rows are not merged
 
-_NAME = struct.Struct(">ccQQIII")
-PAIRED, TEXTS = b"p", b"t"
+_NAME = struct.Struct(">cccQQIII")
+HEAD, PAIRED, TEXTS = b"h", b"p", b"t"
 _BIAS = 2**63
 _LAST = 2**32 - 1
 
@@ -99,6 +100,8 @@ def plus(times: Any, span: int) -> Any:
 
 def matched(some: WaitingRecords, others: WaitingRecords, before: int, after: int) -> tuple[Any, Any]:
     """The places of all pairs of the same key in which the other is at most `before` older and at most `after` newer."""
+    if not len(some) or not len(others):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
     known = np.unique(others.times)
     place = others.hashes.astype(np.uint64) << np.uint64(32) | np.searchsorted(known, others.times).astype(np.uint64)
     order = np.argsort(place, kind="stable")
@@ -118,21 +121,29 @@ def matched(some: WaitingRecords, others: WaitingRecords, before: int, after: in
 class RecordChunk:
     """A chunk: hashes and timestamps, and the rest, which is read where somebody asks for a record."""
 
-    __slots__ = ("_load", "_read", "hashes", "times")
+    __slots__ = ("_load", "_read", "head")
 
     def __init__(self, data: bytes, load: Callable[[], bytes]) -> None:
         count = len(data) // 12
-        self.hashes, self.times = np.frombuffer(data, "<u4", count), np.frombuffer(data, "<i8", count, 4 * count)
+        self.head = data[: 4 * count], data[4 * count :]
         self._load = load
         self._read: tuple[bytes, list[Any]] | None = None
+
+    @property
+    def hashes(self) -> Any:
+        return np.frombuffer(self.head[0], "<u4")
+
+    @property
+    def times(self) -> Any:
+        return np.frombuffer(self.head[1], "<i8")
 
     def _texts(self) -> tuple[bytes, list[Any]]:
         """Keys, ids and values: the bytes, and where each text of the three begins."""
         if self._read is None:
             data: bytes = self._load()
-            at, texts = 0, []
+            at, texts, count = 0, [], len(self.times) + 1
             for _ in range(3):
-                offsets = np.frombuffer(data, "<u4", len(self.times) + 1, at).astype(np.int64) + at + 4 * (len(self.times) + 1)
+                offsets = np.frombuffer(data, "<u4", count, at).astype(np.int64) + at + 4 * count
                 texts.append(offsets)
                 at = int(offsets[-1])
             self._read = data, texts
@@ -154,7 +165,7 @@ class RecordChunk:
 
 
 def _head(some: WaitingRecords) -> bytes:
-    return some.hashes.astype("<u4").tobytes() + some.times.astype("<i8").tobytes()
+    return b"".join([some.hashes.astype("<u4").tobytes(), some.times.astype("<i8").tobytes()])
 
 
 def _texts(some: WaitingRecords) -> bytes:
@@ -170,31 +181,30 @@ def _texts(some: WaitingRecords) -> bytes:
 
 
 def first_name(side: bytes, bucket: int) -> bytes:
-    return _NAME.pack(WAITING, side, min(max(bucket + _BIAS, 0), 2**64 - 1), 0, 0, 0, 0)
+    return _NAME.pack(WAITING, side, HEAD, min(max(bucket + _BIAS, 0), 2**64 - 1), 0, 0, 0, 0)
+
+
+def other_name(name: bytes, kind: bytes) -> bytes:
+    """What else there is of a chunk."""
+    return name[:2] + kind + name[3:]
 
 
 def bucket_of(name: bytes) -> int:
-    return int.from_bytes(name[2:10], "big") - _BIAS
+    return int.from_bytes(name[3:11], "big") - _BIAS
 
 
 def epoch_of(name: bytes) -> int:
-    return int.from_bytes(name[10:18], "big")
+    return int.from_bytes(name[11:19], "big")
 
 
 def rows_of(name: bytes) -> int:
-    return int.from_bytes(name[26:30], "big")
+    return int.from_bytes(name[27:31], "big")
 
 
-def paired_of(data: bytes, count: int) -> Any:
+def paired_of(data: bytes | None, count: int) -> Any:
+    if data is None:
+        return np.zeros(count, bool)
     return np.unpackbits(np.frombuffer(data, np.uint8), count=count, bitorder="little").view(bool)
-
-
-def is_chunk(name: bytes) -> bool:
-    return len(name) == _NAME.size
-
-
-def _side_end(side: bytes) -> bytes:
-    return WAITING + bytes([side[0] + 1])
 
 
 class Side:
@@ -215,14 +225,21 @@ class Side:
             return NOTHING, []
         oldest, newest = int(plus(others.times.min(), -before)), int(plus(others.times.max(), after))
         hashes = np.unique(others.hashes)
+        names = self._holding(hashes, oldest // self.width, newest // self.width)
+        if not names:
+            return NOTHING, []
+        chunks = [self.chunk(name) for name in names]
+        their_hashes = np.frombuffer(b"".join([chunk.head[0] for chunk in chunks]), "<u4")
+        times = np.frombuffer(b"".join([chunk.head[1] for chunk in chunks]), "<i8")
+        at = np.minimum(np.searchsorted(hashes, their_hashes), len(hashes) - 1)
+        places = np.flatnonzero((hashes[at] == their_hashes) & (times >= oldest) & (times <= newest))
+        ends = np.cumsum([rows_of(name) for name in names])
+        of, first = np.unique(np.searchsorted(ends, places, "right"), return_index=True)
         found, stands = [], []
-        for name in self._holding(hashes, oldest // self.width, newest // self.width):
-            chunk = self.chunk(name)
-            at = np.minimum(np.searchsorted(hashes, chunk.hashes), len(hashes) - 1)
-            places = np.flatnonzero((hashes[at] == chunk.hashes) & (chunk.times >= oldest) & (chunk.times <= newest))
-            if len(places):
-                found.append(chunk.take(places, self.paired(name)))
-                stands.append((name, places))
+        for which, mine in zip(of.tolist(), np.split(places, first[1:]), strict=False):
+            mine = mine - (int(ends[which - 1]) if which else 0)
+            found.append(chunks[which].take(mine, self.paired(names[which])))
+            stands.append((names[which], mine))
         return joined(found), stands
 
     def _holding(self, hashes: Any, first: int, last: int) -> list[bytes]:
@@ -230,8 +247,9 @@ class Side:
         names = self._names(first_name(self.side, first), first_name(self.side, last + 1))
         if not names:
             return []
-        begins = np.array([int.from_bytes(name[22:26], "big") for name in names])
-        is_same_run = [a[:18] == b[:18] for a, b in pairwise(names)]
+        parts = np.frombuffer(b"".join(names), np.uint8).reshape(len(names), _NAME.size)
+        begins = parts[:, 23:27].copy().view(">u4")[:, 0].astype(np.int64)
+        is_same_run = (parts[1:, :19] == parts[:-1, :19]).all(1)
         ends = np.append(np.where(is_same_run, begins[1:], _LAST), _LAST)
         may = np.searchsorted(hashes, ends, "right") > np.searchsorted(hashes, begins)
         return [names[at] for at in np.flatnonzero(may).tolist()]
@@ -239,18 +257,17 @@ class Side:
     def _names(self, start: bytes, stop: bytes) -> list[bytes]:
         """The names of stored chunks that this epoch has not deleted."""
         delta = self._delta
-        return [name for name in self._store.keys(start, stop) if is_chunk(name) and delta.get(name, b"") is not None]
+        return [name for name in self._store.keys(start, stop) if delta.get(name, b"") is not None]
 
     def chunk(self, name: bytes) -> RecordChunk:
         found = self._chunks.get(name)
         if found is None:
-            found = self._chunks[name] = RecordChunk(self._get(name), partial(self._get, name + TEXTS))  # type: ignore[arg-type]
+            found = self._chunks[name] = RecordChunk(self._get(name), partial(self._get, other_name(name, TEXTS)))  # type: ignore[arg-type]
         return found
 
     def paired(self, name: bytes) -> Any:
         """Which records of a chunk have had a partner."""
-        data, count = self._get(name + PAIRED), rows_of(name)
-        return np.zeros(count, bool) if data is None else paired_of(data, count)
+        return paired_of(self._get(other_name(name, PAIRED)), rows_of(name))
 
     def _get(self, name: bytes) -> bytes | None:
         return self._delta[name] if name in self._delta else self._store.get(name)
@@ -261,19 +278,15 @@ class Side:
 
     def oldest(self) -> list[bytes]:
         """The chunks of the oldest bucket, as this epoch leaves them."""
-        end = _side_end(self.side)
-        delta = self._delta
-        stored = next(
-            (n for n in self._store.keys(first_name(self.side, -_BIAS), end) if is_chunk(n) and delta.get(n, b"") is not None), None
-        )
-        prefix = WAITING + self.side
-        new = [name for name, data in delta.items() if data is not None and is_chunk(name) and name.startswith(prefix)]
-        first = min((name[:10] for name in ([] if stored is None else [stored]) + new), default=None)
+        prefix, delta = WAITING + self.side + HEAD, self._delta
+        stored = next((name for name in self._store.keys(prefix, WAITING + self.side + PAIRED) if delta.get(name, b"") is not None), None)
+        new = [name for name, data in delta.items() if data is not None and name.startswith(prefix)]
+        first = min((name[:11] for name in ([] if stored is None else [stored]) + new), default=None)
         if first is None:
             return []
         bucket = bucket_of(first)
         return sorted(
-            {*self._names(first_name(self.side, bucket), first_name(self.side, bucket + 1)), *(n for n in new if n[:10] == first)}
+            {*self._names(first_name(self.side, bucket), first_name(self.side, bucket + 1)), *(n for n in new if n[:11] == first)}
         )
 
     # --- writing
@@ -285,14 +298,14 @@ class Side:
         self._write_paired(name, paired)
 
     def _write_paired(self, name: bytes, paired: Any) -> None:
-        self._delta[name + PAIRED] = np.packbits(paired, bitorder="little").tobytes()
+        self._delta[other_name(name, PAIRED)] = np.packbits(paired, bitorder="little").tobytes()
 
     def drop(self, name: bytes) -> None:
-        self._delta[name] = self._delta[name + TEXTS] = None
-        if self._store.get(name + PAIRED) is not None:
-            self._delta[name + PAIRED] = None
+        self._delta[name] = self._delta[other_name(name, TEXTS)] = None
+        if self._store.get(other_name(name, PAIRED)) is not None:
+            self._delta[other_name(name, PAIRED)] = None
         else:
-            self._delta.pop(name + PAIRED, None)
+            self._delta.pop(other_name(name, PAIRED), None)
         self._changed(-rows_of(name))
 
     def keep(self, some: WaitingRecords) -> None:
@@ -323,8 +336,8 @@ class Side:
         self._changed(len(some))
         for piece, (start, stop) in enumerate(_cuts(some)):
             part = some.take(slice(start, stop))
-            name = _NAME.pack(WAITING, self.side, bucket + _BIAS, self._epoch, piece, int(part.hashes[0]), len(part))
-            self._delta[name], self._delta[name + TEXTS] = _head(part), _texts(part)
+            name = _NAME.pack(WAITING, self.side, HEAD, bucket + _BIAS, self._epoch, piece, int(part.hashes[0]), len(part))
+            self._delta[name], self._delta[other_name(name, TEXTS)] = _head(part), _texts(part)
             if part.paired.any():
                 self._write_paired(name, part.paired)
 
@@ -341,4 +354,4 @@ def _cuts(some: WaitingRecords) -> Iterator[tuple[int, int]]:
 
 
 def _class(rows: int) -> int:
-    return rows.bit_length() // 4
+    return rows.bit_length() // 3

@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from millstream.core.keyspace import after
-from millstream.operators.waiting import PAIRED, WAITING, RecordChunk, is_chunk, paired_of, rows_of
+from millstream.operators.waiting import HEAD, PAIRED, TEXTS, WAITING, RecordChunk, other_name, paired_of, rows_of
 
 RECORDS = (WAITING + b"l", after(WAITING))  # where the entries of records are
 KeyRecords = tuple[str, list[dict[str, Any]]]  # a key's text, and its records
@@ -72,13 +72,13 @@ class WaitingReader:
 
 def _read(entries: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, RecordChunk, Any]]:
     """The chunks, each with its side and which of its records have had a partner."""
-    found: list[tuple[str, RecordChunk, Any]] = []
-    chunk, paired = b"", np.zeros(0, bool)
-    for name, data in entries:  # the three of a chunk, one behind the other
-        if is_chunk(name):
-            chunk, paired = data, np.zeros(rows_of(name), bool)
-        elif name[-1:] == PAIRED:
-            paired = paired_of(data, rows_of(name))
-        else:
-            found.append((_SIDES[name[1:2]], RecordChunk(chunk, partial(bytes, data)), paired))
-    return found
+    heads: dict[bytes, bytes] = {}  # by name. No other shard has the same: the hash of a key decides its shard
+    paired: dict[bytes, bytes] = {}
+    texts: dict[bytes, bytes] = {}
+    of_kind = {HEAD: heads, PAIRED: paired, TEXTS: texts}
+    for name, data in entries:
+        of_kind[name[2:3]][other_name(name, HEAD)] = data
+    return [
+        (_SIDES[name[1:2]], RecordChunk(head, partial(bytes, texts[name])), paired_of(paired.get(name), rows_of(name)))
+        for name, head in heads.items()
+    ]
