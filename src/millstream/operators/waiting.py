@@ -36,6 +36,7 @@ LARGEST = 1 << 15  # runs with more rows are not merged
 
 _NAME = struct.Struct(">cccQQIII")
 HEAD, PAIRED, TEXTS = b"h", b"p", b"t"
+_HEADS = np.dtype([("hash", "<u4"), ("time", "<i8")])
 _BIAS = 2**63
 _LAST = 2**32 - 1
 
@@ -121,21 +122,12 @@ def matched(some: WaitingRecords, others: WaitingRecords, before: int, after: in
 class RecordChunk:
     """A chunk: hashes and timestamps, and the rest, which is read where somebody asks for a record."""
 
-    __slots__ = ("_load", "_read", "head")
+    __slots__ = ("_load", "_read", "hashes", "times")
 
-    def __init__(self, data: bytes, load: Callable[[], bytes]) -> None:
-        count = len(data) // 12
-        self.head = data[: 4 * count], data[4 * count :]
+    def __init__(self, head: bytes, load: Callable[[], bytes]) -> None:
+        self.hashes, self.times = (np.ascontiguousarray(np.frombuffer(head, _HEADS)[field]) for field in ("hash", "time"))
         self._load = load
         self._read: tuple[bytes, list[Any]] | None = None
-
-    @property
-    def hashes(self) -> Any:
-        return np.frombuffer(self.head[0], "<u4")
-
-    @property
-    def times(self) -> Any:
-        return np.frombuffer(self.head[1], "<i8")
 
     def _texts(self) -> tuple[bytes, list[Any]]:
         """Keys, ids and values: the bytes, and where each text of the three begins."""
@@ -165,7 +157,10 @@ class RecordChunk:
 
 
 def _head(some: WaitingRecords) -> bytes:
-    return b"".join([some.hashes.astype("<u4").tobytes(), some.times.astype("<i8").tobytes()])
+    found = np.empty(len(some), _HEADS)
+    found["hash"], found["time"] = some.hashes, some.times
+    data: bytes = found.tobytes()
+    return data
 
 
 def _texts(some: WaitingRecords) -> bytes:
@@ -228,17 +223,18 @@ class Side:
         names = self._holding(hashes, oldest // self.width, newest // self.width)
         if not names:
             return NOTHING, []
-        chunks = [self.chunk(name) for name in names]
-        their_hashes = np.frombuffer(b"".join([chunk.head[0] for chunk in chunks]), "<u4")
-        times = np.frombuffer(b"".join([chunk.head[1] for chunk in chunks]), "<i8")
-        at = np.minimum(np.searchsorted(hashes, their_hashes), len(hashes) - 1)
-        places = np.flatnonzero((hashes[at] == their_hashes) & (times >= oldest) & (times <= newest))
-        ends = np.cumsum([rows_of(name) for name in names])
+        heads = list(map(self._store.get, names))
+        theirs = np.frombuffer(b"".join(heads), _HEADS)
+        at = np.minimum(np.searchsorted(hashes, theirs["hash"]), len(hashes) - 1)
+        places = np.flatnonzero((hashes[at] == theirs["hash"]) & (theirs["time"] >= oldest) & (theirs["time"] <= newest))
+        if not len(places):
+            return NOTHING, []
+        ends = np.cumsum(list(map(len, heads))) // _HEADS.itemsize
         of, first = np.unique(np.searchsorted(ends, places, "right"), return_index=True)
         found, stands = [], []
         for which, mine in zip(of.tolist(), np.split(places, first[1:]), strict=False):
             mine = mine - (int(ends[which - 1]) if which else 0)
-            found.append(chunks[which].take(mine, self.paired(names[which])))
+            found.append(self.chunk(names[which]).take(mine, self.paired(names[which])))
             stands.append((names[which], mine))
         return joined(found), stands
 
