@@ -548,6 +548,24 @@ def test_steps_behind_a_join_give_the_same_on_columns_and_one_by_one(monkeypatch
     assert told() == columns
 
 
+def test_what_a_function_makes_of_a_pair_is_what_a_production_of_it_would_carry() -> None:
+    for made, shown in ((lambda r: (r.value["left"]["id"], {"b", "a"}), [["l", ["a", "b"]]]), (lambda r: object(), None)):
+        p = pipeline("inner")
+        p.emit(ms.Stream("pairs", p).map(made), ms.sinks.memory())
+        one = OneShard(p)
+        made_of = one.compiled.topology.levels[0][0]
+        times = {name: Times(0, BEGINNING, BEGINNING, 0) for name in made_of.computations}
+        given = [(stream, row(100, stream[0])) for stream in ("left", "right")]
+        arrivals = Arrivals.of([("a", r["at"], r["id"], ListBatch(stream, [r], [r["id"]]), 0) for stream, r in given])
+        stores = {name: MemoryStore() for name in made_of.computations}
+        if shown is None:
+            with pytest.raises(HookError, match=r"(?s)'pairs~1', key 'a'.*the value produced on stream 'pairs~1' cannot be encoded"):
+                one.compiled.run_group(made_of, {"pairs": arrivals}, stores, times)
+        else:
+            (result,) = one.compiled.run_group(made_of, {"pairs": arrivals}, stores, times)["pairs~1"].results
+            assert list(result.values()) == shown
+
+
 def test_a_join_and_what_is_behind_it_are_exactly_once_under_faults_in_any_epochs() -> None:
     p = pipeline()
     pairs = ms.Stream("pairs", p)

@@ -61,7 +61,12 @@ class Stateless(Computation):
         step.counts.records = sum(map(len, given.rows))
         stream = step.wiring.streams[0]
         with_ids = stream in step.visit.named_streams
+        if given.rejected:
+            step.reject(given.rejected)
         made = [applied(self.links[rows.stream], rows, step.put_failed, given.one_by_one) for rows in given.rows]
+        for rows in made:
+            if isinstance(rows.batch, MappedBatch):
+                rows.batch.values = carried(step, rows)
         results: list[Any] = [ChainResults(step.name, stream, rows, self._keyed[rows.stream], with_ids) for rows in made if len(rows)]
         return Outcome(step.delta, step.visit.productions, step.counts, results=results)
 
@@ -121,6 +126,17 @@ class ChainResults(Results):
 
     def content(self, encode: Callable[[Any], bytes]) -> bytes:
         return msgspec.msgpack.encode(self.productions(encode))
+
+
+def carried(step: OperatorStep, rows: StreamRows) -> list[Any]:
+    """Values that functions have made, as productions carry them: what is no plain value comes back as the codec has it."""
+    encode, decode, found = step.visit.encode, step.visit.decode, list[Any]()
+    for record in rows.records():
+        try:
+            found.append(decode(encode(record.value)))
+        except Exception as error:
+            step.put_failed(record, ValueError(f"the value produced on stream {step.wiring.streams[0]!r} cannot be encoded: {error}"))
+    return found
 
 
 def in_columns(links: Sequence[Link]) -> bool:

@@ -78,7 +78,7 @@ class PairResults(Results):
 
 
 class PairBatch(Batch):
-    """PairResults, as records."""
+    """Pairs, as records."""
 
     __slots__ = ("_columns", "_ids", "_pairs")
 
