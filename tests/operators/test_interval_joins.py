@@ -20,6 +20,7 @@ from test_oracle import interval_join
 
 import millstream as ms
 from effort import some
+from millstream.cli import main as cli
 from millstream.core.arrivals import Arrivals
 from millstream.core.keys import key_bytes, key_text
 from millstream.core.outcome import Outcome, Times
@@ -40,6 +41,7 @@ from millstream.service.proto import service_pb2 as pb
 from millstream.state.codec import msgpack
 from millstream.state.memory_storage import MemoryStore
 from millstream.state.reader import CommittedState
+from millstream.state.storage import LocalStorage
 from millstream.status.report import overview
 from millstream.testing import LocalRunner
 
@@ -330,7 +332,8 @@ def test_twin_what_was_told_before_the_epoch_is_told_again(monkeypatch: pytest.M
     real = JoinStep._expired
 
     def forgets(self: JoinStep, side: int, fresh: Any, is_due: bool) -> Any:
-        self.times = Times(self.times.now, BEGINNING, self.times.low_watermark, self.times.epoch)
+        if is_due:
+            self._look = BEGINNING
         return real(self, side, fresh, is_due)
 
     monkeypatch.setattr(JoinStep, "_expired", forgets)
@@ -439,8 +442,8 @@ def waits(given: list[tuple[str, Row]], low: int, after: int, before: int) -> di
     return found
 
 
-def recorded() -> tuple[viewkit.Recorded, list[tuple[str, Row]]]:
-    found, given = viewkit.Recorded(pipeline(), shards=2), []
+def recorded(storage: Any = None) -> tuple[viewkit.Recorded, list[tuple[str, Row]]]:
+    found, given = viewkit.Recorded(pipeline(), shards=2, storage=storage), []
     for n in range(60):
         given.append((("left", "right")[n // 3 % 2], row(1_000 + 10 * n, f"id{n:02}", "abc"[n % 3], n)))
         found.push(given[-1][1], stream=given[-1][0])
@@ -492,6 +495,18 @@ def test_everybody_sees_the_records_that_wait(tmp_path: Path) -> None:
                 await anext(live.watch(pb.WatchRequest(header=livekit.header("pairs"))))
 
     livekit.run(main)
+
+
+def test_the_command_shows_what_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, _ = recorded(LocalStorage(tmp_path))
+    assert cli(["inspect", "state", str(tmp_path), "pairs", "--json"]) == 0
+    assert [one["state"] for one in json.loads(capsys.readouterr().out)["rows"]] == list(found.runner.state("pairs").values())
+    assert cli(["inspect", "state", str(tmp_path), "pairs", "--key", "d"]) == 0
+    assert "alone" in capsys.readouterr().out
+    assert cli(["inspect", "state", str(tmp_path), "pairs", "--key", "nobody"]) == 1
+    assert "No record of it waits for a partner" in capsys.readouterr().err
+    assert cli(["status", str(tmp_path)]) == 0
+    assert "kept for partners to come" in capsys.readouterr().out
 
 
 def test_the_plan_says_what_a_join_does() -> None:

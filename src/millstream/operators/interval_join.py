@@ -7,11 +7,11 @@ Rules
    has let in a record that is older than what was promised, the oldest that is still allowed.
 4. With how="left" a left record that has had no partner gives one row with None when the low watermark has passed left + after + lateness: then none can
    come any more, so no such row is followed by a pair. Its timestamp is left + after + lateness. "right" does the same for right + before +
-   lateness; "outer" for both. It needs no further record of that key, or of any, but time that goes on. What the low watermark had passed before the epoch
-   was told then.
+   lateness; "outer" for both. It needs no further record of that key, or of any, but time that goes on.
 5. A record goes when no partner of it can come any more, with its time bucket, a sixteenth of the interval (`waiting.py`). After the last one nothing is left.
 6. The next look stands in an entry of its own. It is when the first record without a partner may have to be told, or a bucket goes; it is not moved when
-   that is no longer so, and is worked out again when it comes. Until then nothing is read that cannot be a partner.
+   that is no longer so, and is worked out again when it comes: then, what would have been told before it has been. Until then nothing is read that cannot be
+   a partner.
 7. Values are kept as the pipeline's codec has encoded them: what comes out is what a production of them would have carried.
 """
 
@@ -186,13 +186,14 @@ class JoinStep:
         low, found = self.times.low_watermark, []
         tells, store = self.operator.tells[side], self.sides[side]
         if is_due:
+            assert self._look is not None
             last = (low - self.operator.stays(side) - 1) // self.operator.width  # the bucket of the newest that has expired
             for name in store.until(last if low < END else END):
                 goes = self._bucket_goes(side, bucket_of(name)) <= low
                 if tells:
                     chunk, paired = store.chunk(name), store.paired(name)
                     expiries = self._expiries(side, chunk.times)
-                    found.append(chunk.take(np.flatnonzero(~paired & (expiries <= low) & (expiries > self.times.late_before)), paired))
+                    found.append(chunk.take(np.flatnonzero(~paired & (expiries <= low) & (expiries >= self._look)), paired))
                     goes = goes or int(expiries.max()) <= low
                 if goes:
                     store.drop(name)
