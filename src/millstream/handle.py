@@ -25,7 +25,7 @@ from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
 from millstream.operators.interval_join import IntervalJoin
 from millstream.operators.pane_rows import PaneReader
-from millstream.operators.panes import PaneWindow
+from millstream.operators.panes import WindowOperator
 from millstream.operators.waiting_rows import WaitingReader
 from millstream.readable import open_windows, relations
 from millstream.state import compaction, heartbeat
@@ -164,7 +164,7 @@ class Handle:
             raise DefinitionError(f"no computation is called {computation!r}; there are: {known}")
         made, kind = Compiled(self._program).make(computation)
         keys = None if key is None else [key]
-        if isinstance(made, PaneWindow):
+        if isinstance(made, WindowOperator):
             reader = PaneReader.of_operator(made, kind)
             found = steady(self._epochs.log, lambda cut: open_windows.states(cut, computation, reader, keys))
         elif isinstance(made, IntervalJoin):

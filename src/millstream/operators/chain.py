@@ -22,7 +22,7 @@ from millstream.core.computation import Computation
 from millstream.core.keys import key_of
 from millstream.core.links import FILTER, MAP, Link, linked
 from millstream.core.outcome import Outcome
-from millstream.core.record import Batch, ListBatch, Record
+from millstream.core.record import Batch, ListBatch, Record, with_value
 from millstream.operators.expressions import NotInColumns
 from millstream.operators.functions import OfValue, OfValues
 from millstream.operators.results import Results
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 Failed = Callable[[Record, Exception], None]  # what to do with a record whose function raises
 
 
-def with_value(record: Record, value: Any) -> Record:
-    return Record(record.key, record.timestamp, record._batch, record._index, value)
-
-
 class Stateless(Computation):
     """A chain as a computation of its own: by stream, its links. keyed: productions keep the record's key. Where what it reads comes as columns, it takes whole
     columns."""
@@ -46,6 +42,7 @@ class Stateless(Computation):
     State = type(None)
     judges_lateness = True
     folds_ahead = False
+    keeps = "nothing"
 
     def __init__(self, links: Mapping[str, Sequence[Link]], keyed: Mapping[str, bool]) -> None:
         self.links = links

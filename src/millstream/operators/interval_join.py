@@ -50,6 +50,7 @@ class IntervalJoin(Computation):
     in_columns = True
     judges_lateness = True
     folds_ahead = False
+    keeps = "the records of both sides, in columns by side and span of time; no timers"
     links: Mapping[str, Any] = {}
 
     def __init__(self, left_stream: str, after: int, before: int = 0, how: str = INNER, lateness: int = 0) -> None:

@@ -129,15 +129,12 @@ class WindowResults(Results):
 
     def json_lines(self, encode: Callable[[Any], bytes]) -> bytes:
         """What is the same for all results of a window is made once."""
-        times = zip(self.times_of_windows.tolist(), self.starts.tolist(), self.ends.tolist(), strict=True)
         names = [encode(name).decode() for name in self.fields]
         keys = self.names if is_plain(self.names) else self._known_keys()
         parts = [keys] if len(names) == 1 else [[key[at] for key in keys] for at in range(len(names))]
         opening = f"{names[0]}:" if names else ""
-        before, behind = [], []
-        for time, start, end in times:
-            before.append(f',"timestamp":{time},"value":{{{opening}')
-            behind.append(f'{"," if names else ""}"start":{start},"end":{end}')
+        before = _texts(',"timestamp":', self.times_of_windows, f',"value":{{{opening}')
+        behind = _texts(f'{"," if names else ""}"start":', self.starts, ',"end":', self.ends)
         pieces: list[Any] = [pa.scalar('{"key":'), self._by_key(keys, encode), self._by_window(before)]
         for at, part in enumerate(parts):
             pieces += [pa.scalar(f",{names[at]}:")] if at else []
@@ -153,13 +150,19 @@ class WindowResults(Results):
     def _by_key(self, column: Any, encode: Callable[[Any], bytes]) -> Any:
         return _json(column, encode).take(pa.array(self.codes))
 
-    def _by_window(self, texts: list[str]) -> Any:
-        return pa.scalar(texts[0]) if len(texts) == 1 else pa.array(texts, TEXT).take(pa.array(self.window))
+    def _by_window(self, texts: Any) -> Any:
+        return texts[0] if len(texts) == 1 else texts.take(pa.array(self.window))
 
 
 def is_plain(keys: Any) -> bool:
     """Whether all key texts are the keys themselves."""
     return not pc.any(pc.starts_with(keys, _NUL)).as_py()
+
+
+def _texts(*pieces: Any) -> Any:
+    """Texts and columns of numbers, one behind the other."""
+    columns = (pa.scalar(one) if isinstance(one, str) else pa.array(one).cast(TEXT) for one in pieces)
+    return pc.binary_join_element_wise(*columns, pa.scalar(""))
 
 
 def _json(column: Any, encode: Callable[[Any], bytes]) -> Any:

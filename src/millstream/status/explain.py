@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from millstream.core.computation import Computation
 from millstream.core.links import FILTER
 from millstream.core.topology import PRODUCED, WEAK, ComputationSpec, Input, Route, Topology
+from millstream.operators.windows import Session
 from millstream.sources.schema import columns
 
 
@@ -74,6 +74,12 @@ def _computation(topology: Topology, spec: ComputationSpec, begin: str) -> Itera
         yield f"{indent}keeps a row of state per key, with its timers; record by record"
 
 
+def _keeps(operator: Any) -> str:
+    if not hasattr(operator, "spec"):
+        return str(operator.keeps)
+    return f"partial results per key and open {'session' if isinstance(operator.spec.kind, Session) else 'pane'}, in columns; no timers"
+
+
 def _types(topology: Topology, spec: ComputationSpec, operator: Any) -> dict[str, str]:
     """The types of the columns that an operator reads. Those of a stream that is no source, or is mapped before, are not known."""
     found: dict[str, str] = {}
@@ -84,20 +90,6 @@ def _types(topology: Topology, spec: ComputationSpec, operator: Any) -> dict[str
             return {}
         found |= {name: kind.name for name, kind in known.items()}
     return found
-
-
-def _keeps(operator: Computation) -> str:
-    from millstream.operators.chain import Stateless
-    from millstream.operators.interval_join import IntervalJoin
-    from millstream.operators.session import SessionWindow
-
-    if isinstance(operator, Stateless):
-        return "nothing"
-    if isinstance(operator, IntervalJoin):
-        return "the records of both sides, in columns by side and span of time; no timers"
-    if isinstance(operator, SessionWindow):
-        return "a row per key with its open sessions, and one timer"
-    return "partial results per key and open pane, in columns; no timers"
 
 
 def _edge(topology: Topology, spec: ComputationSpec, i: Input) -> str:
