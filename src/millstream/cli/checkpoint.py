@@ -82,6 +82,8 @@ def _state(args: argparse.Namespace) -> int:
             why = "A key whose state is the default one and that has no timers is not kept."
             if found.windows is not None:
                 why = "Its windows have been told, or no record of it has come."
+            elif found.keys is None:
+                why = "No record of it waits for a partner."
             what = "row" if found.windows is None else "open window"
             raise CheckpointError(f"computation {args.computation!r} has no {what} for key {tried} in epoch {found.epoch}. {why}")
     if args.json:

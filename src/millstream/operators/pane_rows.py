@@ -66,6 +66,8 @@ class _Unmerged(Reducer):
 class PaneReader:
     """Reads what a window operator keeps."""
 
+    entries = PANES
+
     def __init__(
         self,
         kind: WindowKind,

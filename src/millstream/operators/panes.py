@@ -26,16 +26,16 @@ from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.computation import Computation
 from millstream.core.outcome import Outcome
 from millstream.core.time import BEGINNING, END
-from millstream.operators.chain import applied, in_columns
+from millstream.operators.chain import applied, explained_links
 from millstream.operators.expressions import NotInColumns
 from millstream.operators.merging import NOTHING, Merging
 from millstream.operators.partials import Labels, Partials, coded, decoded, encoded, labels
-from millstream.operators.results import Results
+from millstream.operators.results import Results, WindowResults
 from millstream.operators.rows import StreamRows, rows_of
 from millstream.operators.vectors import OneByOne, Vector, vector_of
 from millstream.operators.window_spec import WindowSpec
 from millstream.operators.windows import Calendar, Fixed, Same
-from millstream.reducers.base import Reducer, spelled
+from millstream.reducers.base import Reducer
 
 if TYPE_CHECKING:
     from millstream.core.operator_step import OperatorStep
@@ -318,15 +318,14 @@ class PaneStep(Merging):
         fields = ("key",) if spec.fields is None else spec.fields
         windows = (window, starts, ends)
         with_ids = stream in step.visit.named_streams
-        return Results(step.name, stream, table.codes, table.names, windows, fields, self.shown(table.columns), step.visit.least, with_ids)
+        return WindowResults(
+            step.name, stream, table.codes, table.names, windows, fields, self.shown(table.columns), step.visit.least, with_ids
+        )
 
 
 def explained_parts(spec: WindowSpec, vectors: Sequence[Vector], types: Mapping[str, str]) -> list[tuple[str, str]]:
     """The steps and reducers of a window, each with the reason why it does not work on columns."""
-    links = [link for links in spec.links.values() for link in links]
-    found = [
-        (f"{kind} {spelled(function)}", "" if in_columns([(kind, function)]) else "it is a Python function") for kind, function in links
-    ]
+    found = explained_links([link for links in spec.links.values() for link in links])
     for name, vector in zip(spec.reducers, vectors, strict=True):
         why = vector.reason if type(vector) is Vector else "it has a Python function" if vector.reducer.functions else ""
         kind = types.get(getattr(vector.reducer, "field", None) or "")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from millstream.core.links import FILTER, FLAT_MAP, MAP, Link
 from millstream.core.outcome import DROP
 from millstream.core.time import Duration, duration
-from millstream.core.topology import FAIL, PRODUCTIONS, WINDOW, ComputationSpec, Input, is_expression
+from millstream.core.topology import FAIL, INTERVAL_JOIN, PRODUCTIONS, WINDOW, ComputationSpec, Input, is_expression
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import Expression
 from millstream.operators.functions import as_function
@@ -243,7 +243,8 @@ class Keyed:
         from millstream.operators.interval_join import IntervalJoin
 
         make = partial(IntervalJoin, after=duration(after), before=duration(before), how=how, lateness=duration(lateness))
-        return self._joined(other, make, name, late, on_error, {"join": f"after={after!r}, before={before!r}, how={how!r}"})
+        about = {"join": f"after={after!r}, before={before!r}, how={how!r}"}
+        return self._joined(other, make, name, late, on_error, about, kind=INTERVAL_JOIN, in_columns=True)
 
     def asof(
         self, other: Keyed, *, back: Duration | None = None, how: str = "left", late: str = DROP, name: str, on_error: str = FAIL
@@ -256,12 +257,14 @@ class Keyed:
         make = partial(AsOfJoin, back=None if back is None else duration(back), how=how)
         return self._joined(other, make, name, late, on_error, {"asof": f"back={back!r}, how={how!r}"})
 
-    def _joined(self, other: Keyed, make: Callable[..., Any], name: str, late: str, on_error: str, about: dict[str, str]) -> Any:
+    def _joined(
+        self, other: Keyed, make: Callable[..., Any], name: str, late: str, on_error: str, about: dict[str, str], **options: Any
+    ) -> Any:
         left, right = (side._single(f"join {name!r}, {what} side") for side, what in ((self, "left"), (other, "right")))
         if left.stream == right.stream:
             right = right._replace(stream=self.pipeline._chained((Branch(right.stream),)))  # the same records, on two ways
         inputs = {left.stream: left.key, right.stream: right.key}
-        return self.pipeline._operate(name, partial(make, left.stream), inputs, late, on_error=on_error, about=about)
+        return self.pipeline._operate(name, partial(make, left.stream), inputs, late, on_error=on_error, about=about, **options)
 
     def _single(self, what: str) -> KeyedBranch:
         """One stream without steps behind its key."""
@@ -359,7 +362,8 @@ def stateless(branches: Sequence[Branch], is_injected: Callable[[str], bool], ta
     inputs = tuple(Input(one.stream, key=() if is_injected(one.stream) else None) for one in branches)
     about = {"steps": "; ".join(f"{kind} {spelled(function)}" for one in branches for kind, function in one.links)}
     make = partial(stateless_steps, {one.stream: one.links for one in branches}, {i.stream: i.key is None for i in inputs})
-    return ComputationSpec(name, make, inputs, (name,), hidden=True, about=about)
+    in_columns = not any(is_injected(one.stream) for one in branches)
+    return ComputationSpec(name, make, inputs, (name,), hidden=True, about=about, in_columns=in_columns)
 
 
 def stateless_steps(links: Mapping[str, Sequence[Link]], keyed: Mapping[str, bool]) -> Any:

@@ -67,12 +67,17 @@ def _computation(topology: Topology, spec: ComputationSpec, begin: str) -> Itera
     if spec.in_columns:
         for part, why in operator.explain(_types(topology, spec, operator)):  # type: ignore[attr-defined]
             yield f"{indent}{part}: {f'record by record: {why}' if why else 'on columns'}"
-        what = "session" if isinstance(operator.spec.kind, Session) else "pane"  # type: ignore[attr-defined]
-        yield f"{indent}keeps: partial results per key and open {what}, in columns; no timers"
+        yield f"{indent}keeps: {_keeps(operator)}"
     elif operator.State is type(None):
         yield f"{indent}keeps nothing; record by record"
     else:
         yield f"{indent}keeps a row of state per key, with its timers; record by record"
+
+
+def _keeps(operator: Any) -> str:
+    if not hasattr(operator, "spec"):
+        return str(operator.keeps)
+    return f"partial results per key and open {'session' if isinstance(operator.spec.kind, Session) else 'pane'}, in columns; no timers"
 
 
 def _types(topology: Topology, spec: ComputationSpec, operator: Any) -> dict[str, str]:
@@ -81,7 +86,7 @@ def _types(topology: Topology, spec: ComputationSpec, operator: Any) -> dict[str
     for i in spec.inputs:
         injector = topology.injectors.get(i.stream)
         known = None if injector is None or injector.value is not None else columns(injector.source.schema)
-        if known is None or any(kind != FILTER for kind, _ in operator.spec.links.get(i.stream, ())):
+        if known is None or any(kind != FILTER for kind, _ in getattr(operator, "spec", operator).links.get(i.stream, ())):
             return {}
         found |= {name: kind.name for name, kind in known.items()}
     return found
