@@ -72,6 +72,13 @@ def pipeline(folder: Path) -> ms.Pipeline:
     for stream in (folded, every, hopping, sessions, mapped, joined):
         p.emit(stream, ms.sinks.memory())
     p.emit(p.late_records("late"), ms.sinks.memory())
+    changing = rows.by("user").window(ms.windows.hopping("6s", every="2s"), lateness="70s").reduce(n=ms.count(), name="changing")
+    ends = rows.by("user").window(ms.windows.session("40ms"), lateness="70s").reduce(n=ms.count(), name="ends")
+    latest = p.table("latest", folded, key="user", version="end")
+    p.emit(rows.filter("page = 'cart'").by("user").join(latest, how="left", name="looked-up"), ms.sinks.memory())
+    totals = checked.by("coalesce(page, '?')").reduce(n=ms.count(), total=ms.sum("price"), name="totals")
+    for relation in (changing, ends, changing.by("user").reduce(ms.sum("n"), name="all"), totals):
+        p.publish(relation, ms.sinks.memory())
     return p
 
 

@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,11 +27,17 @@ _WAKE, _EARLY = "wake", "early"
 
 
 class Sessions(msgspec.Struct):
-    """Those of a key, in order of time, each as [first, last, part of each reducer, ...]. told: by start, what was told last. said: how many changes."""
+    """Those of a key, in order of time, each as [first, last, starts that it has taken over, part of each reducer, ...]. news: the starts of those of which
+    something is to be told, in order. told: by start, what was told last. said: how many changes."""
 
     open: list[list[Any]] = []
+    news: list[int] = []
     told: dict[int, Any] = {}
     said: int = 0
+
+
+def _first(session: Sequence[Any]) -> int:
+    return session[0]  # type: ignore[no-any-return]
 
 
 class ChangingSessions(Computation):
@@ -48,9 +55,9 @@ class ChangingSessions(Computation):
             self._take(one)
 
     def _take(self, record: Record) -> None:
-        time = record.timestamp
-        is_held = any(one[0] <= time < self._end(one) for one in self.state.open)
-        if time < over_at(self.late_before, self.spec.lateness) and not is_held:
+        time, sessions, news = record.timestamp, self.state.open, self.state.news
+        at = bisect_right(sessions, time, key=_first)
+        if time < over_at(self.late_before, self.spec.lateness) and not (at and time < self._end(sessions[at - 1])):
             self.late(record)
             return
         order = [time, record.id]
@@ -58,60 +65,77 @@ class ChangingSessions(Computation):
             reducer.lift_at(record.value, order) if getattr(reducer, "of", None) in (None, record.stream) else None
             for reducer in self.spec.reducers.values()
         ]
-        session: list[Any] = [time, time, *parts]
-        others = []
-        for one in self.state.open:
-            if one[0] < self._end(session) and session[0] < self._end(one):
-                session = self._joined(one, session)
-            else:
-                others.append(one)
-        self.state.open = sorted([*others, session], key=lambda one: one[0])
-        end = self._end(session)
-        # One that has ended is told behind all records of the visit that are as old; one that ends now, at its end.
-        self._wake_at(max(end, self.late_before))
-        if self.spec.early is not None and end > self.low_watermark and not self._visit.wall:
+        session: list[Any] = [time, time, [], *parts]
+        start, stop = at, at
+        if at and time < self._end(sessions[at - 1]):
+            start = at - 1
+            session = self._joined(sessions[start], session)
+        if at < len(sessions) and sessions[at][0] < self._end(session):
+            session = self._joined(session, sessions[at])
+            stop = at + 1
+        for gone in sessions[start:stop]:
+            if (known := bisect_left(news, gone[0])) < len(news) and news[known] == gone[0]:
+                del news[known]
+        insort(news, session[0])
+        sessions[start:stop] = [session]
+        self._wake()
+        if self.spec.early is not None and self._end(session) > self.low_watermark and not self._visit.wall:
             self.set_timer(_EARLY, self.now + self.spec.early, WALL_CLOCK)
 
     def _joined(self, one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
+        """Two sessions as one. one: the older. Its start lives on (rule 3)."""
         reducers = self.spec.reducers.values()
         parts = [
             b if a is None else a if b is None else reducer.combine(a, b)
-            for reducer, a, b in zip(reducers, one[2:], other[2:], strict=True)
+            for reducer, a, b in zip(reducers, one[3:], other[3:], strict=True)
         ]
-        return [min(one[0], other[0]), max(one[1], other[1]), *parts]
+        gone = [start for start in (*one[2], other[0], *other[2]) if start in self.state.told]
+        return [one[0], max(one[1], other[1]), gone, *parts]
 
     def _end(self, session: Sequence[Any]) -> int:
         return min(int(session[1]) + self.gap, END)
 
-    def _wake_at(self, time: int) -> None:
-        self.set_timer(_WAKE, min(time, END - 1))
+    def _wake(self) -> None:
+        """Sets the timer for the next thing to do, unless there is an earlier one. One that has ended is told behind the late records of the visit."""
+        state, times = self.state, []
+        if state.news:
+            times.append(max(self._end(self._session(state.news[0])), self.late_before))
+        if state.open:
+            times.append(self._end(state.open[0]) + self.spec.lateness)
+        if times:
+            time = min(*times, END - 1)
+            wake = next((at for at, tag in self._visit.low if tag == _WAKE), None)
+            if wake is None or time < wake:
+                if wake is not None:
+                    self.cancel_timer(_WAKE, wake)
+                self.set_timer(_WAKE, time)
+
+    def _session(self, start: int) -> list[Any]:
+        return self.state.open[bisect_left(self.state.open, start, key=_first)]  # type: ignore[no-any-return]
 
     def process_timer(self, timer: Timer) -> None:
-        state = self.state
-        if timer.kind == WALL_CLOCK:
-            for session in state.open:
-                self._tell(session)
+        state, is_early = self.state, timer.kind == WALL_CLOCK
+        time = timer.time if timer.time < END - 1 else END
+        while state.news and (is_early or self._end(self._session(state.news[0])) <= time):
+            self._tell(self._session(state.news.pop(0)))
+        if is_early:
             return
-        time, kept = timer.time if timer.time < END - 1 else END, []
-        for session in state.open:
-            end = self._end(session)
-            if end <= time:
-                self._tell(session)
-            if end <= over_at(time, self.spec.lateness):
-                state.told.pop(session[0], None)
-            else:
-                kept.append(session)
-                self._wake_at(end if end > time else end + self.spec.lateness)
-        state.open = kept
-        if not kept:
+        over = 0
+        while over < len(state.open) and self._end(state.open[over]) <= over_at(time, self.spec.lateness):
+            state.told.pop(state.open[over][0], None)
+            over += 1
+        del state.open[:over]
+        if not state.open:
             self.cancel_timer(_EARLY, kind=WALL_CLOCK)
             state.said = 0
+        self._wake()
 
-    def _tell(self, session: Sequence[Any]) -> None:
+    def _tell(self, session: list[Any]) -> None:
         told, end = self.state.told, self._end(session)
-        for start in sorted(start for start in told if session[0] < start < end):
+        for start in session[2]:
             self._change(told.pop(start), None, end)
-        parts = zip(self.spec.reducers.items(), session[2:], strict=True)
+        session[2] = []
+        parts = zip(self.spec.reducers.items(), session[3:], strict=True)
         key, fields = self.key, self.spec.fields
         names = ("key",) if fields is None else fields
         values = (key,) if len(names) == 1 else key if names else ()
