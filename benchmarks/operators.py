@@ -3,6 +3,7 @@
     windows    count per key and second, told when the second is complete: by the operator, by hooks, by Spark SQL
     sessions   count per key and session, by the operator and by hooks
     joins      an interval join of two streams, by the operator and by Spark's stream-stream join
+    peers      windows and sessions against programs written for Bytewax, where it is installed
     arrow      what pyarrow's group_by alone costs on the same files, with nothing kept, nothing told
 
 Rules
@@ -16,6 +17,8 @@ import argparse
 import json
 import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -152,6 +155,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=8, help="files, and so epochs (8)")
     parser.add_argument("--per-file", type=int, default=200_000, help="records in a file (200,000)")
     parser.add_argument("--keys", default="10000,1000000", help="how many keys, each a run of windows (10000,1000000)")
+    parser.add_argument("--bytewax", default=sys.executable, help="a Python that has Bytewax and pyarrow, for the part of peers (this one)")
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts ({','.join(PARTS)})")
     return parser.parse_args()
 
@@ -223,7 +227,34 @@ def _joins(spark: Any, meter: Any, root: Path, options: argparse.Namespace) -> d
     return {"join_cpu_vs_sql": round(told["operator"].cpu.total / told["sql"].cpu.total, 3)}
 
 
-PARTS: dict[str, Any] = {"windows": _windows, "sessions": _sessions, "joins": _joins}
+def _peers(spark: Any, meter: Any, root: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Windows and sessions written for Bytewax by hand, over the same files."""
+    if subprocess.run([options.bytewax, "-c", "import bytewax, pyarrow"], capture_output=True).returncode:
+        print(f"{options.bytewax} has no Bytewax: no comparison. Give one that has, and pyarrow, with --bytewax", flush=True)
+        return {}
+    folder = jobs.fresh(root / "data-peers")
+    truth = data.make(folder, options.files, options.per_file, 10_000)
+    found = {}
+    for what, gap, make in (("window", 0, None), ("session", GAP, session_operator)):
+        work = jobs.fresh(root / "work")
+        way = partial(run, spark, make, folder, work, resident=True) if make else partial(jobs.operator_resident, spark, folder, work)
+        ours = _measure(meter, f"{what} operator", way)
+        program = [options.bytewax, str(Path(__file__).with_name("bytewax_windows.py")), str(folder), str(gap), str(root / "bytewax")]
+        told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+        seconds, spent = json.loads(told.splitlines()[-1])
+        lines = [json.loads(line) for line in (root / "bytewax").read_text().splitlines()]
+        (root / "bytewax").unlink()
+        counts = sorted(count for *_, count in lines)
+        right = sorted(count for *_, count in session_rows(work / "out")) if gap else sorted(truth.values())
+        records = options.files * options.per_file
+        said = "the same counts" if counts == right else f"{len(counts)} counts instead of {len(right)}"
+        print(f"Bytewax {what}  {records / seconds:10,.0f} records/s   CPU-s per million {1e6 * spent / records:6.2f}   {said}", flush=True)
+        found[f"{what}_throughput_vs_bytewax"] = round(ours.rate * seconds / records, 1)
+        found[f"{what}_cpu_vs_bytewax"] = round(ours.cpu.total * records / (1e6 * spent), 3)
+    return found
+
+
+PARTS: dict[str, Any] = {"windows": _windows, "sessions": _sessions, "joins": _joins, "peers": _peers}
 
 if __name__ == "__main__":
     main()

@@ -194,3 +194,21 @@ def test_a_reader_sees_what_is_open() -> None:
     assert {key: [(one["start"], one["end"], one["n"]) for one in found] for key, found in runner.state("sessions").items()} == {
         "a": [(4_000, 7_000, 2)]
     }
+
+
+def test_an_epoch_in_which_nothing_is_due_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ms.testing.LocalRunner(pipeline(0), shards=1)
+    runner.push("clicks", *[click(f"u{number}", 10_000) for number in range(1_000)])
+    runner.run()
+    read: list[int] = []
+    real = spans.StoredSpans.__init__
+    monkeypatch.setattr(spans.StoredSpans, "__init__", lambda self, data: (read.append(len(data)), real(self, data))[1])
+    runner.push("clicks", click("new", 11_000))
+    runner.run()
+    runner.epoch()
+    assert read == []
+    runner.push("clicks", click("u1", 10_500))  # it may be late
+    runner.epoch()
+    assert len(read) == 2, "each entry once"
+    runner.drain()
+    assert sum(value["n"] for _, value, _ in runner.output("sessions")) == 1_002

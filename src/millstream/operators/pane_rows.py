@@ -220,7 +220,7 @@ class _StoredSessions(_Stored):
         told, found = BEGINNING, []
         for name, data in entries:
             if name == TOLD:
-                told = max(told, told_in(data))
+                told = max(told, told_in(data)[0])
             else:
                 found.append(StoredSpans(data))
                 as_stored.check_columns(found[-1].columns)

@@ -1,6 +1,6 @@
 """The session operator: the records of a key that follow each other with less than a gap between two, in columns.
 
-    P                                → the low watermark up to which everything is told
+    P                                → the low watermark up to which everything is told, and when something is due next
     P <latest due> <class> <epoch>   → stretches of sessions that came in one epoch, or in several (`spans.py`). class: how many rows, roughly
 
 Rules
@@ -13,7 +13,8 @@ Rules
    stands elsewhere.
 4. A record older than the low watermark before the epoch is late, unless a session that was open then holds it (first <= t < end). So sessions of a key
    never overlap, nothing is remembered about closed ones, and no record that an open one has room for is lost.
-5. An entry goes when all of it is over, and is written anew when most of it is. `MERGED` entries of one class become one, as panes do (`panes.py`).
+5. Entries are read when something of them is due, when a record may be late, and when they are merged: other epochs write what came, and read nothing.
+6. An entry goes when all of it is over, and is written anew when most of it is. `MERGED` entries of one class become one, as panes do (`panes.py`).
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ class SessionStep(PaneStep):
         assert isinstance(self.spec.kind, Session)
         self._gap = self.spec.kind.gap
         raw = step.store.get(TOLD)
-        self._told_until = BEGINNING if raw is None else told_in(raw)
-        self._entries = {name: self._stored_spans(name) for name in step.store.keys(FIRST, AFTER)}  # type: ignore[attr-defined]
+        self._told_until, self._next_due = (BEGINNING, END) if raw is None else told_in(raw)
+        self._names = list(step.store.keys(FIRST, AFTER)) if raw is not None else []  # type: ignore[attr-defined]
+        self._spans: dict[bytes, StoredSpans] = {}
         self.prepare(given)
         came = [made for rows in given.rows for made in self._stretches(self._on_time(self.linked(rows, given.one_by_one)))]
         fresh = self.joined_spans([*came, *(StoredSpans(chunk).whole() for chunk in given.chunks)])
@@ -91,7 +93,7 @@ class SessionStep(PaneStep):
         done = self.joined_spans(ending)
         if done is not None:
             dues = np.full(len(done), NOTHING_DUE)
-            near: list[Spans | StoredSpans] = [*kept, *self._entries.values()]
+            near: list[Spans | StoredSpans] = [*kept, *map(self._entry, self._names)]
             for others in near:
                 dues = np.maximum(dues, longest_due(done, others, low))
             is_over = dues == NOTHING_DUE
@@ -136,7 +138,7 @@ class SessionStep(PaneStep):
         codes, names = coded(keys)
         names, hashes, place = ordered_names(names, hashed(names))
         found = []
-        for stored in self._entries.values():
+        for stored in map(self._entry, self._names):
             at = stored.of_keys(names, hashes)
             found.append(stored.where(at[stored.dues[at] > self._told_until]))
         open_now = self.joined_spans(found)
@@ -148,47 +150,53 @@ class SessionStep(PaneStep):
 
     # --- what is stored
 
-    def _stored_spans(self, name: bytes) -> StoredSpans:
-        data = self.step.store.get(name)
-        assert data is not None
-        found = StoredSpans(data)
-        self.check_columns(found.columns)
+    def _entry(self, name: bytes) -> StoredSpans:
+        """A stored entry, decoded once."""
+        found = self._spans.get(name)
+        if found is None:
+            data = self.step.store.get(name)
+            assert data is not None
+            found = self._spans[name] = StoredSpans(data)
+            self.check_columns(found.columns)
         return found
 
     def _due(self, low: int) -> list[Spans]:
         """The rows that are due in this epoch."""
-        return [stored.where(at) for stored in self._entries.values() if len(at := stored.due(self._told_until, low))]
+        names = self._names if self._next_due <= low else ()
+        return [stored.where(at) for stored in map(self._entry, names) if len(at := stored.due(self._told_until, low))]
 
     def joined_spans(self, tables: Iterable[Spans]) -> Spans | None:
         return joined(tables, self.combined)
 
     def _store(self, rows: Spans | None, low: int) -> int | None:
-        """Rule 5. The next time at which a row is due."""
-        step, left = self.step, dict(self._entries)
-        mostly_over = [name for name, stored in left.items() if 2 * stored.count_after(low) < len(stored)]
+        """Rule 6. The next time at which a row is due."""
+        step, left, moved = self.step, list(self._names), self._next_due <= low
+        taken = [name for name in left if moved and 2 * self._entry(name).count_after(low) < len(self._entry(name))]
         while True:
             tables = [] if rows is None else [rows]
-            for name in mostly_over:
-                stored = left.pop(name)
+            for name in taken:
+                stored = self._entry(name)
+                left.remove(name)
                 step.delta[name] = None
                 step.counts.keys -= len(stored)
                 if len(at := stored.due(low)):
                     tables.append(stored.where(at))
             rows = self.joined_spans(tables)
-            alike = [name for name in left if rows is not None and class_of(name) == row_class(len(rows))]
-            if len(alike) < MERGED - 1:
+            taken = [name for name in left if rows is not None and class_of(name) == row_class(len(rows))]
+            if len(taken) < MERGED - 1:
                 break
-            mostly_over = alike
         if rows is not None:
             step.counts.keys += len(rows)
             name = entry_name(int(rows.dues.max()), row_class(len(rows)), self.times.epoch)
             step.delta[name] = rows.chunk(self.encode, self.decode)
-        if (rows is not None or left) and low > self._told_until:
-            step.delta[TOLD] = told_bytes(low)
-        elif not left and rows is None and self._told_until > BEGINNING:
+        ahead = [self._next_due] if left and not moved else [self._entry(name).next_due(low) or END for name in left]
+        next_due = min([*ahead, *([] if rows is None else [int(rows.dues.min())])], default=None)
+        told = low if moved else self._told_until  # where nothing was due, it may stay
+        if next_due is not None and (told, next_due) != (self._told_until, self._next_due):
+            step.delta[TOLD] = told_bytes(told, next_due)
+        elif next_due is None and self._names:
             step.delta[TOLD] = None
-        dues = [stored.next_due(low) for stored in left.values()] + ([] if rows is None else [int(rows.dues.min())])
-        return min((due for due in dues if due is not None), default=None)
+        return next_due
 
     def _results_of(self, rows: Spans) -> Results:
         """What is told of some sessions, in the order of (key, start)."""

@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from millstream.operators.partials import Labels, Partials, decoded, encoded
 from millstream.operators.vectors import grouped
 
 _BIAS = 2**63
+_TOLD = struct.Struct(">qq")
 NOTHING_DUE = -_BIAS
 TOLD = b"P"  # the entry that says what is told; entries of rows begin with it
 
@@ -197,9 +199,10 @@ def groups_of(order: Any, starts: Any) -> Labels:
     return grouped(of, count)
 
 
-def told_bytes(low: int) -> bytes:
-    return (low + _BIAS).to_bytes(8, "big")
+def told_bytes(low: int, next_due: int) -> bytes:
+    return _TOLD.pack(low, next_due)
 
 
-def told_in(data: bytes) -> int:
-    return int.from_bytes(data, "big") - _BIAS
+def told_in(data: bytes) -> tuple[int, int]:
+    """Up to when everything is told, and when something is due next."""
+    return _TOLD.unpack(data)  # type: ignore[return-value]
