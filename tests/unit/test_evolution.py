@@ -94,10 +94,10 @@ def test_an_old_name_that_is_still_there_is_no_rename() -> None:
         reconciled(manifest("Second"), program("First", "Second", renamed_from="Second"))
 
 
-def windowed(kind: object = None, join: object = "1m", **reducers: object) -> Program:
+def windowed(kind: object = None, join: object = "1m", lateness: object = 0, **reducers: object) -> Program:
     p = ms.Pipeline("changed")
     rows = p.inject("in", ms.sources.files("nowhere", schema="k string, n long, at long", format="json"), timestamp="at")
-    rows.by("k").window(kind or ms.windows.tumbling("1m")).reduce(reducers or {"n": ms.sum("n")}, name="windows")  # type: ignore[arg-type]
+    rows.by("k").window(kind or ms.windows.tumbling("1m"), lateness=lateness).reduce(reducers or {"n": ms.sum("n")}, name="windows")  # type: ignore[arg-type]
     rows.by("k").join(rows.by("k"), after=join, name="pairs")  # type: ignore[arg-type]
     return p.program()
 
@@ -119,6 +119,7 @@ def kept(of: Program, keys: int = 3) -> Manifest:
         (windowed(ms.windows.tumbling("5m")), r"'windows' has state that was made as tumbling\('1m'\) of sum.*says tumbling\('5m'\)"),
         (windowed(ms.windows.session("1m")), r"says session\('1m'\)"),
         (windowed(n=ms.max("n")), "of sum.*of max"),
+        (windowed(lateness="1m"), r"says tumbling\('1m'\) that change of sum"),
         (windowed(join="2m"), r"'pairs' has state that was made as join\(after='1m', before=0\)"),
     ],
 )
@@ -132,3 +133,10 @@ def test_open_windows_and_waiting_records_are_not_taken_for_something_else(chang
 def test_what_does_not_change_the_meaning_of_open_windows_may_change() -> None:
     for changed in (windowed(), windowed(total=ms.sum("n")), windowed(n=ms.sum(lambda value: value["n"]))):
         reconciled(kept(windowed()), changed)
+
+
+def test_sessions_that_change_keep_to_their_reducers() -> None:
+    before = windowed(ms.windows.session("1m"), lateness="1m")
+    with pytest.raises(CheckpointError, match="that change of sum.*of max"):
+        reconciled(kept(before), windowed(ms.windows.session("1m"), lateness="1m", n=ms.max("n")))
+    reconciled(kept(before), windowed(ms.windows.session("1m"), lateness="5m"))

@@ -99,8 +99,8 @@ def _layout(of: ComputationState | ComputationSpec) -> str:
     """What the state of an operator depends on; nothing, of computations."""
     about = of.about
     if "window" in about:
-        kinds = [] if of.window is None else [kind or "its own" for kind in of.window.reducers.values()]
-        return f"{about['window']}{' of ' if kinds else ''}{', '.join(kinds)}"
+        kinds = [about["parts"]] if of.window is None else [kind or "its own" for kind in of.window.reducers.values()]
+        return f"{about['window']}{' that change' if 'changes' in about else ''} of {', '.join(kinds)}"
     return f"join({about['join'].partition(', how=')[0]})" if of.kind == INTERVAL_JOIN else ""
 
 

@@ -336,9 +336,14 @@ class Windowed:
         options: dict[str, Any] = {"on_error": on_error, "renamed_from": renamed_from, "about": about}
         links = {one.stream: one.links for one in branches if one.links}
         spec = WindowSpec(self._kind, members, fields, links, self._lateness, self._early)
-        if not (spec.changes and isinstance(self._kind, Session)):  # those are told key by key
+        if spec.changes and isinstance(self._kind, Session):  # those are told key by key
+            about["parts"] = ", ".join(type(one).__name__ for one in members.values())
+        else:
             options |= {"kind": WINDOW, "window": shape_of(self._kind, members), "in_columns": True}
         if spec.changes:
+            about["changes"] = (
+                f"lateness={spec.lateness} ms, early={spec.early} ms" if spec.early is not None else f"lateness={spec.lateness} ms"
+            )
             options |= {"stream": f"{name}~told", "refines": True}
         pipeline = self._keyed.pipeline
         told = pipeline._operate(name, partial(window_operator, spec), {one.stream: one.key for one in branches}, self._late, **options)
