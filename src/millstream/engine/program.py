@@ -11,6 +11,7 @@ from itertools import chain
 from time import perf_counter
 from typing import Any
 
+from millstream.columnviews import steps
 from millstream.core.arrivals import Arrivals, OperatorInput, wrapped
 from millstream.core.computation import Computation
 from millstream.core.guards import ALL_GUARDS, Guards
@@ -133,7 +134,8 @@ class Compiled:
             here = self._handed_over([p for stream in fused for p in inside.get(stream, ())]) if fused else arrivals.get(name)
             computation, kind = self.make(name)
             began = perf_counter()
-            made: Any = OperatorStep if self.topology.by_name[name].in_columns else Step
+            spec = self.topology.by_name[name]
+            made: Any = steps.step_of(spec.kind) if spec.kind in steps.KINDS else OperatorStep if spec.in_columns else Step
             step: Step = made(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value, self.decode_value)
             step.visit.guards = guards
             self.running = step

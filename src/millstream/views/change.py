@@ -50,7 +50,12 @@ def unchanged(old: Any, new: Any, encode: Callable[[Any], bytes]) -> bool:
 
 def packed(generation: int, entries: Sequence[bytes]) -> bytes:
     """A message of entries that are encoded already (rule 1)."""
-    return b"".join((b"\xdd", (len(entries) + 1).to_bytes(4, "big"), _plain(generation), *entries))
+    return b"".join((packed_head(generation, len(entries)), *entries))
+
+
+def packed_head(generation: int, entries: int) -> bytes:
+    """What stands before so many entries."""
+    return b"\xdd" + (entries + 1).to_bytes(4, "big") + _plain(generation)
 
 
 def unpacked(data: bytes, decode: Callable[[bytes], Any]) -> tuple[int, list[Any]]:

@@ -62,7 +62,7 @@ def _specified(relation: Relation, downstreams: Sequence[Downstream], inputs: Se
     if isinstance(relation, PipelineTable):
         factory: Any = partial(DocumentTable, sending, relation.rules)
         own = f"{name}.dead-letters" if relation.on_error == DEAD_LETTER else None
-        return made(factory=factory, inputs=relation.inputs, kind=TABLE, relation=RelationSpec(), dead_letters=own)
+        return made(factory=factory, inputs=relation.inputs, kind=TABLE, relation=RelationSpec(), dead_letters=own, in_columns=True)
     senders = tuple(dict.fromkeys(sender.name for sender in relation.senders))
     if isinstance(relation, View):
         options, reducer, of = relation.options, relation.reducer, relation.of

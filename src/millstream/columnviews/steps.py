@@ -1,0 +1,13 @@
+"""Which step runs a table or a view. Whoever only looks at pipelines needs no Arrow: it is imported when the first step is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KINDS = frozenset(["table"])
+
+
+def step_of(kind: str) -> Any:
+    from millstream.columnviews.table_step import TableStep
+
+    return TableStep

@@ -1,0 +1,193 @@
+"""Tables and views on columns come to the same as row by row, bit by bit: entries, productions with their ids, counts and tallies, after every epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from columnkit import Epochs, same_on_both_paths
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream as ms
+from millstream.columnviews import saying, table_step
+from millstream.core.guards import Guards
+
+SCHEMA = "id long, name string, age int, paid double, gone boolean, ts long"
+
+
+def source() -> Any:
+    return ms.sources.files("in/", schema=SCHEMA)
+
+
+def table(pipeline: ms.Pipeline, **options: Any) -> Any:
+    return pipeline.table("users", source(), **{"key": "id", "version": "ts", "deleted": "gone", **options})
+
+
+def lean() -> ms.Pipeline:
+    pipeline = ms.Pipeline("lean")
+    users = table(pipeline)
+    users.by("name").reduce(ms.count(), name="names", origins=False)
+    users.by("name", "age").reduce(ms.count("age"), name="both", origins=False)
+    users.by().reduce(name="all", people=ms.count(), age=ms.sum("age"), mean=ms.mean("age"), origins=False)
+    return pipeline
+
+
+def kept() -> ms.Pipeline:
+    pipeline = ms.Pipeline("kept")
+    users = table(pipeline)
+    names = users.by("name").reduce(ms.count(), name="names", inline=60)
+    users.by("age").reduce(name="ages", least=ms.min("name"), most=ms.max("age"), inline=60)
+    users.by().reduce(ms.min("age"), name="least", inline=60)
+    names.by(lambda row: row.value).reduce(ms.count(), name="sizes")
+    pipeline.publish(users, ms.sinks.files("users/"))
+    pipeline.publish(names, ms.sinks.files("names/"))
+    return pipeline
+
+
+def functions() -> ms.Pipeline:
+    """Much that does not work on columns, beside what does."""
+    pipeline = ms.Pipeline("functions")
+    users = table(pipeline)
+    users.by("name").reduce(ms.count(), name="names")
+    users.filter(lambda row: row.value["age"] is not None).by("age").reduce(ms.sum("paid"), name="paid")
+    users.by(lambda row: (row.value["name"] or "?")[0]).reduce(ms.last("age"), name="letters", on_error=ms.DEAD_LETTER)
+    users.by("age").reduce(ms.count_distinct("name"), name="different", origins=False, on_error=ms.DEAD_LETTER)
+    users.by("id").join(users, how="left", name="pairs")
+    return pipeline
+
+
+def unversioned() -> ms.Pipeline:
+    pipeline = ms.Pipeline("unversioned")
+    users = table(pipeline, version=None, timestamp="ts")
+    users.by("name").reduce(ms.count(), name="names")
+    return pipeline
+
+
+def narrow() -> ms.Pipeline:
+    pipeline = ms.Pipeline("narrow")
+    users = table(pipeline, columns=["age", "name"], deleted=None)
+    users.by("name").reduce(ms.sum("age"), name="ages", origins=False)
+    return pipeline
+
+
+def two_sources() -> ms.Pipeline:
+    pipeline = ms.Pipeline("two")
+    users = pipeline.table("users", source(), source(), key=["id", "name"], version="ts", deleted=lambda row: row["gone"])
+    users.by("name").reduce(ms.count(), name="names")
+    return pipeline
+
+
+NAMES = st.sampled_from(["Sue", "Joe", "Tod", "", "\0i7", "Zoë", "x" * 40, "日本"])
+AGES = st.sampled_from([0, 1, 31, 127, 128, 255, 256, 65_535, 65_536, 2**31 - 1, -1, -32, -33, -128, -129, -(2**31), None])
+
+
+@st.composite
+def posts(draw: Any, tidy: bool) -> dict[str, Any]:
+    return {
+        "id": draw(st.integers(0, 12)),
+        "name": draw(NAMES if tidy else NAMES | st.none()),
+        "age": draw(AGES.filter(lambda age: age is not None) if tidy else AGES),
+        "paid": draw(st.sampled_from([0.0, -0.0, 1.5, 1e300, None])),
+        "gone": draw(st.sampled_from([False, False, False, False, True, None])),
+        "ts": draw(st.sampled_from([0, 1, 2, 3, 5, 100, 300, 70_000, 2**33, -5]) | st.integers(0, 60)),
+    }
+
+
+def epochs_of(tidy: bool = True, more: bool = False) -> Any:
+    rows = st.lists(posts(tidy), max_size=25)
+    one = st.fixed_dictionaries({"users": rows, "users.2": rows}) if more else st.fixed_dictionaries({"users": rows})
+    return st.lists(one, min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize("make", [lean, kept, unversioned, narrow])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_both_paths_come_to_the_same(make: Any, data: Any) -> None:
+    same_on_both_paths(make, data.draw(epochs_of()), data.draw(st.sampled_from([1, 2, 3])), data.draw(st.integers(0, 99)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(epochs_of(), st.sampled_from([1, 2]))
+def test_what_is_not_for_columns_goes_beside_what_is(epochs: Any, shards: int) -> None:
+    same_on_both_paths(functions, epochs, shards)
+
+
+@pytest.mark.parametrize("make", [lean, functions])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_what_cannot_be_mapped_is_blamed_in_the_same_words(make: Any, data: Any) -> None:
+    same_on_both_paths(make, data.draw(epochs_of(tidy=False)), 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(epochs_of(more=True))
+def test_two_sources_and_functions_of_the_row(epochs: Any) -> None:
+    same_on_both_paths(two_sources, epochs)
+
+
+@pytest.mark.parametrize("guards", ["versions", "restate", "origins"])
+@settings(max_examples=20, deadline=None)
+@given(epochs=epochs_of())
+def test_without_a_guard_both_paths_are_wrong_in_the_same_way(guards: str, epochs: Any) -> None:
+    same_on_both_paths(kept, epochs, 1, guards=Guards.without(guards))
+
+
+# --- twins: the comparison can fail
+
+
+def story() -> list[dict[str, Any]]:
+    """Three epochs in which users change their names, more than one to a group."""
+
+    def post(id: int, name: str, ts: int) -> dict[str, Any]:
+        return {"id": id, "name": name, "age": id, "paid": 0.0, "gone": False, "ts": ts}
+
+    return [{"users": [post(id, "ab"[id * step % 2], step) for id in range(9)]} for step in (1, 2, 3)]
+
+
+def test_columns_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_back: list[int] = []
+    tell = table_step.News.tell
+
+    def counted(self: table_step.News, due: Any) -> None:
+        kept_back.append(int(self.is_visited.sum()))
+        tell(self, due)
+
+    monkeypatch.setattr(table_step.News, "tell", counted)
+    same_on_both_paths(lean, story(), 1)
+    assert len(kept_back) >= 3 and not sum(kept_back)
+
+
+def test_a_version_that_is_older_is_no_news_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = table_step.News._look_at
+
+    def careless(self: table_step.News, raws: Any) -> None:
+        look(self, raws)
+        self.is_visited[:] = False
+
+    monkeypatch.setattr(table_step.News, "_look_at", careless)
+    epochs = story()
+    with pytest.raises(AssertionError):
+        same_on_both_paths(lean, [*epochs, epochs[0]], 1)
+
+
+def test_entries_in_another_order_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    said_by = saying.said_by
+    monkeypatch.setattr(table_step, "said_by", lambda *given: [one._replace(places=one.places[::-1].copy()) for one in said_by(*given)])
+    with pytest.raises(AssertionError):
+        same_on_both_paths(kept, story(), 1)
+
+
+def test_an_epoch_of_few_records_is_not_worth_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*given: Any) -> None:
+        raise AssertionError("columns were used")
+
+    monkeypatch.setattr(table_step, "News", never)
+    run = Epochs(lean(), lambda: False)
+    rows = story()[0]["users"]
+    runner = ms.testing.LocalRunner(lean())
+    runner.push("users", *rows)
+    runner.run()
+    assert runner.view("all")[""]["people"] == len(rows)
+    with pytest.raises(AssertionError, match="columns were used"):
+        run.run({"users": rows})
