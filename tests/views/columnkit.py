@@ -95,6 +95,19 @@ def told(outcomes: Mapping[tuple[str, int], Outcome], compiled: Compiled) -> dic
     }
 
 
+def difference(one: Any, other: Any, path: str = "") -> str:
+    """Where two things begin to differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted({*one, *other}, key=repr):
+            if key not in one or key not in other or one[key] != other[key]:
+                return difference(one.get(key, "nothing"), other.get(key, "nothing"), f"{path}[{key!r}]")
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
+        for at, (a, b) in enumerate(zip(one, other, strict=True)):
+            if a != b:
+                return difference(a, b, f"{path}[{at}]")
+    return f"{path}: row by row {one!r}, and otherwise {other!r}"
+
+
 def same_on_both_paths(
     make: Callable[[], ms.Pipeline],
     epochs: Sequence[Mapping[str, Sequence[Row]]],
@@ -113,7 +126,7 @@ def same_on_both_paths(
             except MillstreamError as error:
                 found.append(str(error).split("\nTraceback")[0])
         for other in found[1:]:
-            assert other == found[0]
+            assert other == found[0], difference(found[0], other)
         if isinstance(found[0], str):
             break
     return runs[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
+from effort import seeds, some
 from millstream.columnviews import saying, table_step
 from millstream.core.guards import Guards
 
@@ -101,36 +103,62 @@ def epochs_of(tidy: bool = True, more: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("make", [lean, kept, unversioned, narrow])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(240), deadline=None)
 @given(data=st.data())
 def test_both_paths_come_to_the_same(make: Any, data: Any) -> None:
     same_on_both_paths(make, data.draw(epochs_of()), data.draw(st.sampled_from([1, 2, 3])), data.draw(st.integers(0, 99)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(240), deadline=None)
 @given(epochs_of(), st.sampled_from([1, 2]))
 def test_what_is_not_for_columns_goes_beside_what_is(epochs: Any, shards: int) -> None:
     same_on_both_paths(functions, epochs, shards)
 
 
 @pytest.mark.parametrize("make", [lean, functions])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=some(240), deadline=None)
 @given(data=st.data())
 def test_what_cannot_be_mapped_is_blamed_in_the_same_words(make: Any, data: Any) -> None:
     same_on_both_paths(make, data.draw(epochs_of(tidy=False)), 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=some(160), deadline=None)
 @given(epochs_of(more=True))
 def test_two_sources_and_functions_of_the_row(epochs: Any) -> None:
     same_on_both_paths(two_sources, epochs)
 
 
 @pytest.mark.parametrize("guards", ["versions", "restate", "origins"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=some(80), deadline=None)
 @given(epochs=epochs_of())
 def test_without_a_guard_both_paths_are_wrong_in_the_same_way(guards: str, epochs: Any) -> None:
     same_on_both_paths(kept, epochs, 1, guards=Guards.without(guards))
+
+
+def moving(seed: int, epochs: int = 8, each: int = 120, users: int = 500) -> list[dict[str, Any]]:
+    """Users who move between few groups, which are large: their leaves are split and merged. Then most of them go."""
+    dice, rows = random.Random(seed), []
+    for epoch in range(epochs):
+        of = "aaaab" if epoch < epochs - 2 else "bbbbbbbc"
+        some = [
+            {
+                "id": dice.randrange(users),
+                "name": dice.choice(of),
+                "age": dice.randrange(40),
+                "paid": 0.5,
+                "gone": epoch > epochs - 3 and dice.random() < 0.7,
+                "ts": epoch * each + at if dice.random() < 0.97 else dice.randrange(epoch * each + 1),
+            }
+            for at in range(each if epoch < epochs - 2 else 3 * each)
+        ]
+        rows.append({"users": some})
+    return rows
+
+
+@pytest.mark.parametrize("make", [lean, kept, functions])
+@pytest.mark.parametrize("seed", seeds(40))
+def test_large_groups(make: Any, seed: int) -> None:
+    same_on_both_paths(make, moving(seed), 1 + seed % 2, seed)
 
 
 # --- twins: the comparison can fail

@@ -8,6 +8,10 @@ What is right is said by the visits; whatever is unusual is left to them, key by
     arriving     what has come for a table
     mapping      the map of a consumer
     saying       entries and messages
-    explained    what works on columns, and why the rest does not
     table_step   a table's step
+    hearing      what has come for a view: messages and the entries in them
+    part_sums    what messages bring to totals
+    contributing  contributions of many groups: looked up and written anew
+    view_step    a view's step
+    explained    what works on columns, and why the rest does not
 """

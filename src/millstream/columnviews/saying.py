@@ -125,6 +125,7 @@ class Messages:
         newest = np.maximum(np.maximum.reduceat(one.times[order], starts), self._step.visit.least).tolist()
         data, where = parts_of(one.entries.take(pa.array(order)))
         bounds = [*starts.tolist(), len(codes)]
+        lengths = np.diff(where).tolist()
         generation = self._operator.build(self._operator.downstreams[one.at].consumer).generation
         view, cuts = memoryview(data), where[bounds].tolist()
         return [
@@ -132,7 +133,7 @@ class Messages:
                 firsts[nth].item(),
                 texts[nth],
                 newest[nth],
-                packed_head(generation, bounds[nth + 1] - bounds[nth]) + view[cuts[nth] : cuts[nth + 1]],
+                packed_head(generation, lengths[bounds[nth] : bounds[nth + 1]]) + view[cuts[nth] : cuts[nth + 1]],
             )
             for nth in np.argsort(firsts).tolist()
         ]

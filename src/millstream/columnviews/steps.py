@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-KINDS = frozenset(["table"])
+KINDS = frozenset(["table", "view"])
 
 
 def step_of(kind: str) -> Any:
     from millstream.columnviews.table_step import TableStep
+    from millstream.columnviews.view_step import ViewStep
 
-    return TableStep
+    return TableStep if kind == "table" else ViewStep

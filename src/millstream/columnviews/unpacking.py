@@ -28,6 +28,9 @@ for _head, _size in ((0xCA, 5), (0xCB, 9), (0xCC, 2), (0xCD, 3), (0xCE, 5), (0xC
 _SIZED = np.zeros(256, np.int64)  # how many bytes say the length, of texts and bytes
 for _head, _size in ((0xC4, 1), (0xC5, 2), (0xC6, 4), (0xD9, 1), (0xDA, 2), (0xDB, 4)):
     _LENGTHS[_head], _SIZED[_head] = 0, _size
+_INSIDE = np.full(256, -1, np.int64)  # how many values stand in a list or a map
+_INSIDE[0x90:0xA0] = np.arange(16)
+_INSIDE[0x80:0x90] = 2 * np.arange(16)
 _INT_WIDTH = np.full(256, -1, np.int64)
 _INT_WIDTH[:0x80] = _INT_WIDTH[0xE0:] = 0
 for _head, _size in ((0xCC, 1), (0xCD, 2), (0xCE, 4), (0xCF, 8), (0xD0, 1), (0xD1, 2), (0xD2, 4), (0xD3, 8)):
@@ -106,6 +109,34 @@ class PackedRows:
             length = np.where(sized > 0, 1 + sized + self.number(at + 1, sized).astype(np.int64), length)
         self.ok &= length > 0
         return head, np.where(self.ok, length, 0)
+
+    def skip_nested(self, at: Any) -> Any:
+        """What is behind the value there, whatever it consists of; of rows with a list or a map of more than 15, anything."""
+        open_values = self.ok.astype(np.int64)
+        while True:
+            rows = np.flatnonzero(open_values)
+            if not len(rows):
+                return at
+            if len(rows) == len(at):
+                here, still = at, open_values
+            else:
+                here, still = at[rows], open_values[rows]
+            head = self.head(here)
+            length, sized = _LENGTHS[head], _SIZED[head]
+            if sized.any():
+                length = np.where(sized > 0, 1 + sized + self.number(here + 1, sized).astype(np.int64), length)
+            inside = _INSIDE[head]
+            length = np.where(inside >= 0, 1, length)
+            bad = length <= 0
+            still = np.where(bad, 0, still - 1 + np.maximum(inside, 0))
+            here = here + np.maximum(length, 0)
+            if len(rows) == len(at):
+                at, open_values = here, still
+            else:
+                at, open_values = at.copy(), open_values
+                at[rows], open_values[rows] = here, still
+            if bad.any():
+                self.ok[rows[bad]] = False
 
     def payload(self, field: Field) -> Slices:
         """What is inside of texts and bytes."""

@@ -70,7 +70,7 @@ def _specified(relation: Relation, downstreams: Sequence[Downstream], inputs: Se
         factory = partial(Aggregate, sending, reducer, options.origins, options.inline)
         seen = fingerprint(of.mapped.links, of.group, reducer, options.origins)
         derives = Derivation(senders, options.version, seen, options.keep)
-        return made(factory=factory, inputs=tuple(inputs), kind=VIEW, relation=spec, derives=derives)
+        return made(factory=factory, inputs=tuple(inputs), kind=VIEW, relation=spec, derives=derives, in_columns=True)
     assert isinstance(relation, Joined)
     factory = partial(Join, sending, f"{name}~left", relation.how)
     seen = fingerprint(relation.left.mapped.links, relation.left.group, relation.right.links, relation.how)
