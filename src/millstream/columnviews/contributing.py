@@ -4,7 +4,10 @@ A *container* is a map of contributions, {origin: parts}: the one in a group's r
 and removed is looked up in it, and what has changed is written anew, in the order in which the visit would leave it: what was there keeps its place, what is
 new stands behind it.
 
-Rule: an origin is spoken of once in a group. Groups for which that does not hold are not for columns; their numbers are given.
+Rules
+1. An entry finds the contribution of its origin by a table of hashes, and what is found is compared.
+2. Where an origin is spoken of several times (`chained`), each entry finds what the one before has left. What is left in the end stands where the visit would
+   leave it: a contribution that was removed and set again is a new one.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from millstream.columnviews.packing import column_of, parts_of
+from millstream.columnviews.packing import SingleRows, column_of, lengths_of, parts_of
 from millstream.columnviews.unpacking import PackedRows
 
 _MOST = 4096  # contributions of one container
+_WORDS = 4  # of eight bytes, in an origin that is compared as numbers
+_TURNS = 100
+_PRIME = np.uint64(0xC2B2AE3D27D4EB4F)
 
 
 class Contained(NamedTuple):
@@ -82,49 +88,126 @@ def _cut(rows: PackedRows, container: Any, count: Any, firsts: Any, origins: Any
 
 
 class Spoken(NamedTuple):
-    """What entries come to. old: of each entry the contribution that it replaces, -1 for none. again: entries of origins that were spoken of before in their
-    group."""
+    """What entries come to. old: of each entry the contribution that it speaks of, -1 for none. first: the entry that spoke of it first."""
 
     old: Any
-    again: Any
+    first: Any
 
 
-def looked_up(kept: Contained, origins: Any, container: Any, group: Any) -> Spoken:
-    """The contributions that entries speak of. origins: of entries, as they are encoded; container, group: theirs."""
+def looked_up(kept: Contained, origins: Any, container: Any) -> Spoken:
+    """The contributions that entries speak of. origins: of entries, as they are encoded; container: theirs."""
     known = kept.pieces.take(pa.array(kept.place))
-    codes = pa.concat_arrays([known, origins]).dictionary_encode()
-    of = codes.indices.to_numpy().astype(np.int64)
-    ours, theirs = of[: len(known)], of[len(known) :]
-    many = len(codes.dictionary)
-    again = _repeated(theirs, group, many)
-    times = np.bincount(ours, minlength=many)
-    where = np.full(many, -1, np.int64)
-    where[ours] = np.arange(len(ours))
-    old = where[theirs]
-    hit = (old >= 0) & (kept.container[np.maximum(old, 0)] == container) if len(ours) else np.zeros(len(theirs), bool)
-    old = np.where(hit, old, -1)
-    open_ = np.flatnonzero(~hit & (times[theirs] > 1))  # an origin that is in several containers
-    if len(open_):
-        rows = np.flatnonzero(times[ours] > 1)
-        names = kept.container[rows] * np.int64(many) + ours[rows]
-        order = np.argsort(names)
-        wanted = container[open_] * np.int64(many) + theirs[open_]
-        at = np.minimum(np.searchsorted(names[order], wanted), len(order) - 1)
-        found = rows[order[at]]
-        old[open_] = np.where(names[order[at]] == wanted, found, -1)
-    return Spoken(old, again)
+    most = max(int(lengths_of(one).max()) if len(one) else 0 for one in (known, origins))
+    if most > 8 * _WORDS:
+        codes = pa.concat_arrays([known, origins]).dictionary_encode().indices.to_numpy().astype(np.uint64)
+        ours, theirs = [codes[: len(known)]], [codes[len(known) :]]
+    else:
+        ours, theirs = (_words(one, -(-most // 8)) for one in (known, origins))
+    return _matched([container.astype(np.uint64), *theirs], [kept.container.astype(np.uint64), *ours])
 
 
-def _repeated(codes: Any, group: Any, many: int) -> Any:
-    """The groups in which an origin is spoken of more than once."""
-    rows = np.flatnonzero(np.bincount(codes, minlength=many)[codes] > 1)
-    names = np.sort(group[rows] * np.int64(many) + codes[rows])
-    return np.unique(names[1:][names[1:] == names[:-1]] // many)
+def _words(column: Any, count: int) -> list[Any]:
+    """Short texts as numbers: as many as the longest needs. What is encoded says its length, so texts differ where their numbers do."""
+    rows = PackedRows.of(column)
+    words, length = rows.words("<u8"), rows.end - rows.begin
+    found = []
+    for nth in range(count):
+        left = np.clip(length - 8 * nth, 0, 8)
+        word = words[np.minimum(rows.begin + 8 * nth, len(words) - 1)]
+        shift = ((8 - np.maximum(left, 1)) * 8).astype(np.uint64)
+        found.append(np.where(left > 0, (word << shift) >> shift, np.uint64(0)))
+    return found
 
 
-def rewritten(kept: Contained, old: Any, sets: Any, container: Any, origins: Any, parts: Any, chosen: Any) -> list[bytes | None]:
-    """Some containers with what entries set and remove; None for those that are empty then. old, sets, container: of entries. origins, parts: theirs, as
-    columns. chosen: containers, ascending."""
+def _matched(wanted: list[Any], known: list[Any]) -> Spoken:
+    """For rows of some columns, the row of others that equals each, of which no two are equal. A table of places, made anew for those that found theirs
+    taken."""
+    hashes = [_hashed(columns) for columns in (wanted, known)]
+    old, first = (np.full(len(wanted[0]), -1, np.int64) for _ in range(2))
+    rows, others = np.arange(len(wanted[0])), np.arange(len(known[0]))
+    bits = max(4, len(rows).bit_length() + 2)
+    for turn in range(_TURNS):
+        if not len(rows):
+            break
+        places, theirs = (
+            ((one[some] * np.uint64(2 * turn + 0x9E3779B97F4A7C15)) >> np.uint64(64 - bits)).astype(np.int64)
+            for one, some in zip(hashes, (rows, others), strict=True)
+        )
+        table = np.full(1 << bits, -1, np.int64)
+        table[places[::-1]] = rows[::-1]  # the first to come stays
+        at = table[places]
+        is_here = _equal(wanted, rows, wanted, at)
+        first[rows[is_here]] = at[is_here]
+        there = table[theirs]
+        hit = there >= 0
+        hit[hit] = _equal(wanted, there[hit], known, others[hit])
+        old[there[hit]] = others[hit]
+        rows, others = rows[~is_here], others[~hit]
+    if len(rows):
+        raise SingleRows("too many origins look alike")
+    return Spoken(old[first], first)
+
+
+def _hashed(columns: list[Any]) -> Any:
+    found = np.full(len(columns[0]), 42, np.uint64)
+    for column in columns:
+        found = (found ^ column) * _PRIME
+        found ^= found >> np.uint64(29)
+    return found
+
+
+def _equal(ones: list[Any], at: Any, others: list[Any], where: Any) -> Any:
+    found = np.ones(len(at), bool)
+    for one, other in zip(ones, others, strict=True):
+        found &= one[at] == other[where]
+    return found
+
+
+class Effects(NamedTuple):
+    """What is to be done for entries in the end. prior: the entry before it of the same origin, -1 for none. there: whether the entry finds a contribution.
+    old, sets: as if each origin was spoken of once. parts: the entry that has the parts; -1 where nothing is to be done."""
+
+    prior: Any
+    there: Any
+    old: Any
+    sets: Any
+    parts: Any
+
+
+def chained(spoken: Spoken, sets: Any) -> Effects:
+    """Rule 2."""
+    count = len(sets)
+    prior = np.full(count, -1, np.int64)
+    there, old, sets_last, parts = spoken.old >= 0, spoken.old.copy(), sets.copy(), np.arange(count)
+    later = np.flatnonzero(spoken.first != np.arange(count))
+    chains: dict[int, list[int]] = {}
+    for at, first in zip(later.tolist(), spoken.first[later].tolist(), strict=True):
+        chains.setdefault(first, [first]).append(at)
+    for chain in chains.values():
+        kept = int(old[chain[0]])
+        is_there, removed, begun, last = kept >= 0, -1, -1, -1
+        for before, at in zip([-1, *chain], chain, strict=False):
+            prior[at], there[at] = before, is_there
+            if sets[at]:
+                begun = at if not is_there else begun
+                is_there, last = True, at
+            elif is_there:
+                is_there, removed, begun = False, at, -1
+        parts[chain] = old[chain] = -1
+        if removed < 0 and kept >= 0:  # it keeps its place
+            old[last], parts[last] = kept, last
+            continue
+        if kept >= 0:
+            old[removed], parts[removed] = kept, removed
+        if is_there:
+            parts[begun] = last
+    return Effects(prior, there, old, sets_last, parts)
+
+
+def rewritten(kept: Contained, effects: Effects, container: Any, origins: Any, parts: Any, chosen: Any) -> list[bytes | None]:
+    """Some containers with what entries set and remove; None for those that are empty then. container: of entries. origins, parts: theirs, as columns.
+    chosen: containers, ascending."""
+    old, sets = effects.old, effects.sets & (effects.parts >= 0)
     count = len(kept.head)
     wanted = np.zeros(count, bool)
     wanted[chosen] = True
@@ -135,13 +218,13 @@ def rewritten(kept: Contained, old: Any, sets: Any, container: Any, origins: Any
     stays = wanted[kept.container]
     updated = np.flatnonzero(entry_there & sets)
     parts_at = parts_at.copy()
-    parts_at[old[updated]] = base + len(origins) + updated
+    parts_at[old[updated]] = base + len(origins) + effects.parts[updated]
     stays[old[entry_there & ~sets]] = False
     stays = np.flatnonzero(stays)
     fresh = np.flatnonzero(~entry_there & sets & wanted[container])
     of = np.concatenate([kept.container[stays], container[fresh]])
     origin_at = np.concatenate([kept.place[stays], base + fresh])
-    part_at = np.concatenate([parts_at[stays], base + len(origins) + fresh])
+    part_at = np.concatenate([parts_at[stays], base + len(origins) + effects.parts[fresh]])
     order = np.argsort(of, kind="stable")
     of, origin_at, part_at = of[order], origin_at[order], part_at[order]
     sizes = np.bincount(of, minlength=count)[chosen]

@@ -90,9 +90,12 @@ class PackedRows:
 
     def number(self, at: Any, width: Any) -> Any:
         """The unsigned numbers of some widths, big end first."""
-        at = np.minimum(at, len(self.data) - _PAD)
-        found = self.data[at[:, None] + np.arange(8)].view(">u8").reshape(-1).astype(np.uint64)
+        found = self.words(">u8")[np.minimum(at, len(self.data) - _PAD)].astype(np.uint64)
         return np.where(width > 0, found >> ((8 - np.maximum(width, 1)) * 8).astype(np.uint64), 0)
+
+    def words(self, kind: str) -> Any:
+        """The eight bytes from each place on, as a number."""
+        return np.ndarray((len(self.data) - 7,), kind, self.data, strides=(1,))
 
     def expect(self, at: Any, data: bytes) -> Any:
         """Rows must go on with these bytes. Gives what is behind them."""

@@ -2,9 +2,9 @@
 out group by group, without a visit.
 
 Rules
-1. A group goes by columns if all that has come for it is of the build that is shown, its row has no timers and nothing of an older build, and no origin is
-   spoken of twice. With origins also only if its contributions stay where they are (in the row, or in leaves that are split and not merged), and reducers
-   without an inverse only in the row. All else is visited.
+1. A group goes by columns if all that has come for it is of the build that is shown, and its row has no timers and nothing of an older build. With origins
+   also only if its contributions stay where they are (in the row, or in leaves that are split and not merged), and reducers without an inverse only in the
+   row. All else is visited.
 2. What is not known before the contributions have been looked up (how many there are then) may still send a group to its visit: nothing of it is written
    before that.
 3. A shard to which little has come, one that is scanned, is being filled or cuts over, and one with a message that cannot be read, is visited as a whole.
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from millstream.columnviews.contributing import contained, leaf_numbers, looked_up, part_column, rewritten
+from millstream.columnviews.contributing import Effects, chained, contained, leaf_numbers, looked_up, part_column, rewritten
 from millstream.columnviews.hearing import Hearing
 from millstream.columnviews.packing import BINARY, SingleRows
 from millstream.columnviews.part_sums import Folded, folded
@@ -182,19 +182,37 @@ class Groups:
         self.kept = contained(stored)
         self.is_visited[self.container_group[~self.kept.ok]] = True
         self.origins = heard.entries.column(heard.origin)
-        spoken = looked_up(self.kept, self.origins, self.entry_container, self.entry_group)
-        self.is_visited[spoken.again] = True
-        self.old = spoken.old
-        gone = np.flatnonzero(self.old >= 0)
-        messages = len(heard.group)
-        self.less = self._folded(part_column(self.kept, self.old[gone]), gone)
-        there = self.old >= 0
+        self.spoken = looked_up(self.kept, self.origins, self.entry_container)
+        effects = self.effects = chained(self.spoken, heard.sets)
+        messages, there = len(heard.group), effects.there
+        self.less = self._folded(*self._removed(effects))
         self.wrong = np.bincount(heard.message[~restated & (~there != (heard.how == INSERT))], minlength=messages).tolist()
-        delta = heard.sets.astype(np.int64) - there
         self.change = np.zeros(messages, np.int64)
-        np.add.at(self.change, heard.message, delta)
+        np.add.at(self.change, heard.message, heard.sets.astype(np.int64) - there)
         effective = heard.sets | there
         self.is_dirty = np.bincount(self.entry_container[effective], minlength=len(known)) > 0
+
+    def _removed(self, effects: Effects) -> tuple[Any, Any]:
+        """The parts that entries replace or remove, and these entries."""
+        heard = self.heard
+        stored = np.flatnonzero(effects.there & (effects.prior < 0))
+        again = np.flatnonzero(effects.there & (effects.prior >= 0))
+        lists = part_column(self.kept, self.spoken.old[stored])
+        if not len(again):
+            return lists, stored
+        said = heard.entries.column_of_rows(self._setter(effects, again), heard.parts)
+        entries = np.concatenate([stored, again])
+        order = np.argsort(entries)
+        return pa.concat_arrays([lists, said]).take(pa.array(order)), entries[order]
+
+    def _setter(self, effects: Effects, entries: Any) -> Any:
+        """Of entries that find what one before them has set: that one."""
+        found = effects.prior[entries]
+        while True:
+            open_ = ~self.heard.sets[found]
+            if not open_.any():
+                return found
+            found = np.where(open_, effects.prior[found], found)
 
     def _containers(self) -> Any:
         """The containers that entries speak of, as they are stored, in the order of `container_group` and `container_leaf`."""
@@ -287,7 +305,7 @@ class Groups:
             return
         heard = self.heard
         parts = heard.entries.column(heard.parts)
-        made = rewritten(self.kept, self.old, heard.sets, self.entry_container, self.origins, parts, chosen)
+        made = rewritten(self.kept, self.effects, self.entry_container, self.origins, parts, chosen)
         delta, view = self.step.delta, self.view
         leaves: dict[int, dict[int, bytes | None]] = {}
         for container, data, group, leaf in zip(
