@@ -19,7 +19,7 @@ from millstream.core.keys import key_of
 from millstream.core.record import Production, Timer
 from millstream.core.step import Step
 from millstream.core.visit import EPOCH
-from millstream.views.change import INSERT, REMOVE, UPDATE, packed_head
+from millstream.views.change import INSERT, REMOVE, UPDATE, packed_head, width_of
 from millstream.views.operator import ViewOperator
 
 KEY, CONSUMER = 1 << 36, 1 << 20  # in an entry's place: its key, then its consumer
@@ -125,7 +125,9 @@ class Messages:
         newest = np.maximum(np.maximum.reduceat(one.times[order], starts), self._step.visit.least).tolist()
         data, where = parts_of(one.entries.take(pa.array(order)))
         bounds = [*starts.tolist(), len(codes)]
-        lengths = np.diff(where).tolist()
+        lengths = np.diff(where)
+        said = [lengths.astype(kind) for kind in ("<u1", "<u2", "<u4")]
+        wide = [width_of(most) // 2 for most in np.maximum.reduceat(lengths, starts).tolist()]
         generation = self._operator.build(self._operator.downstreams[one.at].consumer).generation
         view, cuts = memoryview(data), where[bounds].tolist()
         return [
@@ -133,7 +135,8 @@ class Messages:
                 firsts[nth].item(),
                 texts[nth],
                 newest[nth],
-                packed_head(generation, lengths[bounds[nth] : bounds[nth + 1]]) + view[cuts[nth] : cuts[nth + 1]],
+                packed_head(generation, bounds[nth + 1] - bounds[nth], said[wide[nth]][bounds[nth] : bounds[nth + 1]].tobytes())
+                + view[cuts[nth] : cuts[nth + 1]],
             )
             for nth in np.argsort(firsts).tolist()
         ]

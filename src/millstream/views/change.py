@@ -52,14 +52,19 @@ def unchanged(old: Any, new: Any, encode: Callable[[Any], bytes]) -> bool:
 
 def packed(generation: int, entries: Sequence[bytes]) -> bytes:
     """A message of entries that are encoded already (rule 1)."""
-    return b"".join((packed_head(generation, list(map(len, entries))), *entries))
+    lengths = list(map(len, entries))
+    kind = f"<{len(lengths)}{'BHI'[width_of(max(lengths, default=0)) // 2]}"
+    return b"".join((packed_head(generation, len(lengths), struct.pack(kind, *lengths)), *entries))
 
 
-def packed_head(generation: int, lengths: Sequence[int]) -> bytes:
-    """What stands before entries of some lengths."""
-    most = max(lengths, default=0)
-    said = bytes(lengths) if most < 2**8 else struct.pack(f"<{len(lengths)}{'H' if most < 2**16 else 'I'}", *lengths)
-    return b"\xdd" + (len(lengths) + 2).to_bytes(4, "big") + _plain(generation) + _plain(said)
+def width_of(length: int) -> int:
+    """How many bytes say the lengths of entries of which this is the longest."""
+    return 1 if length < 2**8 else 2 if length < 2**16 else 4
+
+
+def packed_head(generation: int, entries: int, lengths: bytes) -> bytes:
+    """What stands before so many entries."""
+    return b"\xdd" + (entries + 2).to_bytes(4, "big") + _plain(generation) + _plain(lengths)
 
 
 def unpacked(data: bytes, decode: Callable[[bytes], Any]) -> tuple[int, list[Any]]:
