@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -159,6 +160,53 @@ def moving(seed: int, epochs: int = 8, each: int = 120, users: int = 500) -> lis
 @pytest.mark.parametrize("seed", seeds(40))
 def test_large_groups(make: Any, seed: int) -> None:
     same_on_both_paths(make, moving(seed), 1 + seed % 2, seed)
+
+
+class Said(ms.Computation):
+    """Documents that are no rows of a table: of any form."""
+
+    State = type(None)
+
+    def process_record(self, record: Any) -> None:
+        self.produce(json.loads(record.value["name"]), key=record.value["id"])
+
+
+def of_a_stream() -> ms.Pipeline:
+    pipeline = ms.Pipeline("said")
+    rows = pipeline.inject("rows", source(), timestamp="ts")
+    said = pipeline.compute(Said, rows, key="id", produces="said")
+    users = pipeline.table("users", said, key=ms.PRODUCED, version="ts", deleted="gone")
+    users.by("name").reduce(ms.count(), name="names")
+    users.by("name", "age").reduce(name="ages", most=ms.max("age"), sum=ms.sum("age"), n=ms.count("age"), inline=50)
+    users.by().reduce(ms.sum("age"), name="sum", origins=False)
+    users.by().reduce(ms.mean("age"), name="mean", origins=False)
+    return pipeline
+
+
+NUMBERS = st.sampled_from([0, 7, -1, 2**31, 2**63 - 1, -(2**63), 2**63, 2**64 - 1, True, None])
+
+
+@st.composite
+def any_documents(draw: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": draw(st.sampled_from(["Sue", "Joe", "\0i7", 7, True, "", "x" * 300])),
+        "age": draw(NUMBERS if draw(st.booleans()) else st.integers(0, 9)),
+        "gone": draw(st.sampled_from([False, False, False, None, 0, 1])),
+        "ts": draw(st.integers(0, 9) | st.sampled_from([2**62, 2**64 - 1])),
+    }
+    if draw(st.integers(0, 4)) == 0:
+        found = {"a": draw(st.sampled_from([[1, [2]], {"b": [3]}, 1.5, "long" * 90])), **found}
+    return found
+
+
+@settings(max_examples=some(240), deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 7), any_documents()), min_size=1, max_size=15), min_size=1, max_size=4))
+def test_documents_of_any_form(epochs: Any) -> None:
+    rows = [
+        [{"id": id, "name": json.dumps(said), "age": 0, "paid": 0.0, "gone": False, "ts": at} for at, (id, said) in enumerate(epoch)]
+        for epoch in epochs
+    ]
+    same_on_both_paths(of_a_stream, [{"rows": some} for some in rows], 1)
 
 
 # --- twins: the comparison can fail

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.columnviews.packing import BINARY, SingleRows, parts_of
 from millstream.columnviews.unpacking import Field, PackedRows, Slices, is_text
@@ -29,7 +30,7 @@ class Hearing:
                 "stream": pa.array([rows.stream for rows in inputs for _ in range(len(rows))], pa.string()),
             }
         )
-        order = pa.compute.sort_indices(table, [(name, "ascending") for name in table.column_names]).to_numpy()
+        order = pc.sort_indices(table, [(name, "ascending") for name in table.column_names]).to_numpy()
         keys = table.column("key").take(pa.array(order)).combine_chunks().dictionary_encode()
         codes = keys.indices.to_numpy()
         starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))

@@ -113,7 +113,7 @@ class MapInColumns:
 
 def _key(rows: PackedRows, field: Field) -> Any:
     """The key text of a field."""
-    texts, whole = is_text(field), is_int(field)
+    texts, whole = is_text(field), is_int(rows, field)
     if whole.all():
         numbers, _ = rows.ints(field.slices.begin)
         return joined(_NUL + b"i", pa.array(numbers).cast(pa.string()).cast(BINARY))
@@ -134,13 +134,13 @@ def _counted(rows: PackedRows, field: Field | None) -> Any:
 
 def _summed(rows: PackedRows, field: Field | None) -> Any:
     assert field is not None
-    rows.ok &= is_int(field) | (field.head == 0xC0)
+    rows.ok &= is_int(rows, field) | (field.head == 0xC0)
     return rows.column(field.slices)
 
 
 def _meant(rows: PackedRows, field: Field | None) -> Any:
     assert field is not None
-    rows.ok &= is_int(field) | (field.head == 0xC0)
+    rows.ok &= is_int(rows, field) | (field.head == 0xC0)
     part = rows.column(field.slices)
     empty = field.head == 0xC0
     found = joined(b"\x92\x01", part)
@@ -149,7 +149,7 @@ def _meant(rows: PackedRows, field: Field | None) -> Any:
 
 def _compared(rows: PackedRows, field: Field | None) -> Any:
     assert field is not None
-    rows.ok &= is_int(field) | is_text(field) | (field.head == 0xC0)
+    rows.ok &= is_int(rows, field) | is_text(field) | (field.head == 0xC0)
     return rows.column(field.slices)
 
 

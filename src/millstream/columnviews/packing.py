@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 BINARY = pa.binary()
 NIL, FALSE, TRUE = b"\xc0", b"\xc2", b"\xc3"
 _MOST_BYTES = 1 << 30  # of a column: its offsets are 32-bit numbers
+MOST_BYTES = 1 << 28  # that a step takes into columns, which it puts together to larger ones
 _EMPTY = pa.scalar(b"", BINARY)
 
 

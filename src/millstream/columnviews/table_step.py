@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,12 @@ import pyarrow.compute as pc
 
 from millstream.columnviews.arriving import Arriving
 from millstream.columnviews.mapping import MapInColumns, MappedColumns, reason
-from millstream.columnviews.packing import BINARY, SingleRows, heads_of_bytes, joined, lengths_of, packed_ints
+from millstream.columnviews.packing import BINARY, MOST_BYTES, SingleRows, heads_of_bytes, joined, lengths_of, packed_ints, parts_of
 from millstream.columnviews.saying import CONSUMER, KEY, Messages, said_by
 from millstream.columnviews.unpacking import PackedRows, Slices
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.keys import key_of
-from millstream.core.keyspace import ROW
+from millstream.core.keyspace import ROW, Store
 from millstream.core.outcome import Outcome
 from millstream.core.step import Step
 from millstream.operators.rows import StreamRows, arrivals_of, rows_of
@@ -85,8 +85,9 @@ class News:
         self.arriving = arriving = Arriving(step.computation, inputs)
         self._group(arriving)
         entries = [ROW + row_key for row_key in self.row_keys]
-        get_all = getattr(step.store, "get_all", None)
-        raws = get_all(entries) if get_all is not None else list(map(step.store.get, entries))
+        raws = stored(step.store, entries)
+        if sum(len(raw) for raw in raws if raw is not None) + len(parts_of(arriving.bodies)[0]) > MOST_BYTES:
+            raise SingleRows("they are too large for columns")
         self.entries = entries
         self._look_at(raws)
 
@@ -114,19 +115,19 @@ class News:
 
     def _look_at(self, raws: list[bytes | None]) -> None:
         """What is stored, and which keys go by columns (rule 1)."""
-        stored = np.fromiter((raw is not None for raw in raws), bool, len(raws))
+        is_stored = np.fromiter((raw is not None for raw in raws), bool, len(raws))
         kept = PackedRows.of(pa.array([raw for raw in raws if raw is not None], BINARY))
         version, body = _read_rows(kept, self.table.rules.versioned)
-        self.was_at = np.cumsum(stored) - 1  # where a key's stored row is among those
-        at = self.was_at[stored]
+        self.was_at = np.cumsum(is_stored) - 1  # where a key's stored row is among those
+        at = self.was_at[is_stored]
         assert len(at) == len(kept)
         self.kept, self.kept_body, self.kept_version = kept, body, version
         newer = np.ones(len(raws), bool)
         if self.table.rules.versioned:
-            newer[stored] = self.oldest[stored] > version
+            newer[is_stored] = self.oldest[is_stored] > version
         usable = np.ones(len(raws), bool)
-        usable[stored] = kept.ok
-        self.stored = stored
+        usable[is_stored] = kept.ok
+        self.stored = is_stored
         self.is_visited = ~newer | ~usable | self.is_tied | self.goes
 
     # --- what they come to
@@ -260,6 +261,12 @@ class News:
             batch, places = mine.batch.only(mine.places().tolist())
             rows.append(StreamRows(batch, mine.keys, mine.times, np.array(places, np.int64)))
         return arrivals_of(OperatorInput(rows), self.step.visit.guards.order)
+
+
+def stored(store: Store, entries: Sequence[bytes]) -> list[bytes | None]:
+    """What a store has under some keys."""
+    get_all: Callable[[Sequence[bytes]], list[bytes | None]] | None = getattr(store, "get_all", None)
+    return get_all(entries) if get_all is not None else list(map(store.get, entries))
 
 
 def _read_rows(rows: PackedRows, versioned: bool) -> tuple[Any, Slices]:

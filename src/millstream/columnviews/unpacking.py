@@ -177,13 +177,13 @@ class PackedRows:
             return {}
         first = bytes(self.data[self.begin[0] : self.end[0]])
         try:
-            layout = list(msgspec.msgpack.decode(first))
+            document = msgspec.msgpack.decode(first)
         except Exception:
-            layout = []
-        if not set(names) <= set(layout) or not all(isinstance(name, str) for name in layout):
+            document = None
+        if not isinstance(document, dict) or not set(names) <= set(document) or not all(isinstance(name, str) for name in document):
             self.ok[:] = False
             return {}
-        count = len(layout)
+        layout, count = list(document), len(document)
         at = self.expect(self.begin, bytes([0x80 | count]) if count < 16 else b"\xde" + count.to_bytes(2, "big"))
         found: dict[str, Field] = {}
         for name in layout:
@@ -203,8 +203,9 @@ def is_text(field: Field) -> Any:
     return _TEXT[field.head]
 
 
-def is_int(field: Field) -> Any:
-    return _INT_WIDTH[field.head] >= 0
+def is_int(rows: PackedRows, field: Field) -> Any:
+    """Of which rows a field is a whole number below 2^63."""
+    return (_INT_WIDTH[field.head] >= 0) & ((field.head != 0xCF) | (rows.head(field.slices.begin + 1) < 0x80))
 
 
 def text_column(data: Any) -> Any:

@@ -23,8 +23,9 @@ import pyarrow as pa
 
 from millstream.columnviews.contributing import Effects, chained, contained, leaf_numbers, looked_up, part_column, rewritten
 from millstream.columnviews.hearing import Hearing
-from millstream.columnviews.packing import BINARY, SingleRows
+from millstream.columnviews.packing import BINARY, MOST_BYTES, SingleRows
 from millstream.columnviews.part_sums import Folded, folded
+from millstream.columnviews.table_step import stored as stored_entries
 from millstream.columnviews.unpacking import Field, Slices
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.keys import key_of
@@ -144,8 +145,7 @@ class Groups:
         step, generation = self.step, self.view.build(self.view.sending.name).generation
         self.generation = generation
         entries = [ROW + row_key for row_key in self.row_keys]
-        get_all = getattr(step.store, "get_all", None)
-        self.raws: list[bytes | None] = get_all(entries) if get_all is not None else list(map(step.store.get, entries))
+        self.raws = stored_entries(step.store, entries)
         self.rows: list[GroupAsStored | None] = []
         self.is_visited = np.zeros(len(self.row_keys), bool)
         self.is_visited[self.heard.group[self.heard.generations != generation]] = True
@@ -229,11 +229,11 @@ class Groups:
             prefixes = [sub_prefix(row_key, _NODES) for row_key in self.row_keys]
             numbers = self.container_leaf[in_leaves].astype(">u4").tobytes()
             self.leaf_keys = [prefixes[group] + _LEAF + numbers[4 * nth : 4 * nth + 4] for nth, group in enumerate(groups.tolist())]
-            get_all = getattr(self.step.store, "get_all", None)
-            raws = get_all(self.leaf_keys) if get_all is not None else list(map(self.step.store.get, self.leaf_keys))
-            for at, raw in zip(in_leaves.tolist(), raws, strict=True):
+            for at, raw in zip(in_leaves.tolist(), stored_entries(self.step.store, self.leaf_keys), strict=True):
                 found[at] = raw or b"\x80"
         self.leaf_key = dict(zip(in_leaves.tolist(), self.leaf_keys, strict=True))
+        if sum(map(len, found)) + len(self.heard.entries.data) > MOST_BYTES:
+            raise SingleRows("they are too large for columns")
         return pa.array(found, BINARY)
 
     # --- what groups come to
