@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from millstream.columnviews.packing import SingleRows, column_of, lengths_of, parts_of
-from millstream.columnviews.unpacking import PackedRows
+from millstream.columnviews.packing import SingleRows, column_of, parts_of
+from millstream.columnviews.unpacking import PackedRows, Slices
 
 _MOST = 4096  # contributions of one container
 _WORDS = 4  # of eight bytes, in an origin that is compared as numbers
@@ -34,6 +34,8 @@ class Contained(NamedTuple):
     place: Any  # of each contribution: the place of its origin in pieces; its parts are behind it
     pieces: Any
     ok: Any  # by container
+    rows: PackedRows  # the containers
+    origins: Slices  # in them
 
 
 def contained(column: Any) -> Contained:
@@ -71,7 +73,7 @@ def contained(column: Any) -> Contained:
         container, origins, values = container[read], origins[read], values[read]
         count = np.where(rows.ok, count, 0)
         firsts = np.cumsum(count) - count
-    return Contained(container, *_cut(rows, container, count, firsts, origins, values), rows.ok)
+    return Contained(container, *_cut(rows, container, count, firsts, origins, values), rows.ok, rows, Slices(origins, values - origins))
 
 
 def _cut(rows: PackedRows, container: Any, count: Any, firsts: Any, origins: Any, values: Any) -> tuple[Any, Any, Any]:
@@ -94,26 +96,24 @@ class Spoken(NamedTuple):
     first: Any
 
 
-def looked_up(kept: Contained, origins: Any, container: Any) -> Spoken:
-    """The contributions that entries speak of. origins: of entries, as they are encoded; container: theirs."""
-    known = kept.pieces.take(pa.array(kept.place))
-    most = max(int(lengths_of(one).max()) if len(one) else 0 for one in (known, origins))
+def looked_up(kept: Contained, entries: PackedRows, origins: Slices, container: Any) -> Spoken:
+    """The contributions that entries speak of. origins: where they lie in entries; container: of each entry."""
+    most = max(int(one.length.max()) if len(one.length) else 0 for one in (kept.origins, origins))
     if most > 8 * _WORDS:
-        codes = pa.concat_arrays([known, origins]).dictionary_encode().indices.to_numpy().astype(np.uint64)
-        ours, theirs = [codes[: len(known)]], [codes[len(known) :]]
+        known = [kept.pieces.take(pa.array(kept.place)), entries.column(origins)]
+        codes = pa.concat_arrays(known).dictionary_encode().indices.to_numpy().astype(np.uint64)
+        ours, theirs = [codes[: len(known[0])]], [codes[len(known[0]) :]]
     else:
-        ours, theirs = (_words(one, -(-most // 8)) for one in (known, origins))
+        ours, theirs = (_words(*one, -(-most // 8)) for one in ((kept.rows, kept.origins), (entries, origins)))
     return _matched([container.astype(np.uint64), *theirs], [kept.container.astype(np.uint64), *ours])
 
 
-def _words(column: Any, count: int) -> list[Any]:
+def _words(rows: PackedRows, slices: Slices, count: int) -> list[Any]:
     """Short texts as numbers: as many as the longest needs. What is encoded says its length, so texts differ where their numbers do."""
-    rows = PackedRows.of(column)
-    words, length = rows.words("<u8"), rows.end - rows.begin
-    found = []
+    words, found = rows.words("<u8"), []
     for nth in range(count):
-        left = np.clip(length - 8 * nth, 0, 8)
-        word = words[np.minimum(rows.begin + 8 * nth, len(words) - 1)]
+        left = np.clip(slices.length - 8 * nth, 0, 8)
+        word = words[np.minimum(slices.begin + 8 * nth, len(words) - 1)]
         shift = ((8 - np.maximum(left, 1)) * 8).astype(np.uint64)
         found.append(np.where(left > 0, (word << shift) >> shift, np.uint64(0)))
     return found

@@ -181,8 +181,7 @@ class Groups:
         stored = self._containers()
         self.kept = contained(stored)
         self.is_visited[self.container_group[~self.kept.ok]] = True
-        self.origins = heard.entries.column(heard.origin)
-        self.spoken = looked_up(self.kept, self.origins, self.entry_container)
+        self.spoken = looked_up(self.kept, heard.entries, heard.origin, self.entry_container)
         effects = self.effects = chained(self.spoken, heard.sets)
         messages, there = len(heard.group), effects.there
         self.less = self._folded(*self._removed(effects))
@@ -304,8 +303,8 @@ class Groups:
         if not len(chosen):
             return
         heard = self.heard
-        parts = heard.entries.column(heard.parts)
-        made = rewritten(self.kept, self.effects, self.entry_container, self.origins, parts, chosen)
+        origins, parts = (heard.entries.column(one) for one in (heard.origin, heard.parts))
+        made = rewritten(self.kept, self.effects, self.entry_container, origins, parts, chosen)
         delta, view = self.step.delta, self.view
         leaves: dict[int, dict[int, bytes | None]] = {}
         for container, data, group, leaf in zip(
