@@ -23,8 +23,10 @@ from rich.text import Text
 
 from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
+from millstream.operators.interval_join import IntervalJoin
 from millstream.operators.pane_rows import PaneReader
-from millstream.operators.panes import PaneWindow
+from millstream.operators.panes import WindowOperator
+from millstream.operators.waiting_rows import WaitingReader
 from millstream.readable import open_windows, relations
 from millstream.state import compaction, heartbeat
 from millstream.state.queries import states
@@ -156,15 +158,18 @@ class Handle:
 
     def state(self, computation: str, key: Any = None) -> Any:
         """The committed state of a key (None if it has none), or with no key a dict of all keys, for looking at a small pipeline by hand. Of a window operator
-        that is a list of the key's open panes: dicts with `start`, `end`, and what the reducers show so far."""
+        that is a list of the key's open panes: dicts with `start`, `end`, and what the reducers show so far. Of a join of streams, of the records that wait."""
         if computation not in self._program.topology.by_name:
             known = ", ".join(self._program.topology.by_name)
             raise DefinitionError(f"no computation is called {computation!r}; there are: {known}")
         made, kind = Compiled(self._program).make(computation)
         keys = None if key is None else [key]
-        if isinstance(made, PaneWindow):
+        if isinstance(made, WindowOperator):
             reader = PaneReader.of_operator(made, kind)
             found = steady(self._epochs.log, lambda cut: open_windows.states(cut, computation, reader, keys))
+        elif isinstance(made, IntervalJoin):
+            waiting = WaitingReader(kind.decode_sub)
+            found = steady(self._epochs.log, lambda cut: open_windows.states(cut, computation, waiting, keys))
         else:
             found = steady(self._epochs.log, lambda cut: states(cut, computation, kind, keys))
         return found if key is None else found.get(key)

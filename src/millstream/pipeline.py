@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING, Any
 from millstream.core import dedup as rules_of_ids
 from millstream.core.computation import Computation, Forward
 from millstream.core.dedup import Dedup
+from millstream.core.expiry import expiry
 from millstream.core.outcome import DROP, HOOK
 from millstream.core.statekind import Codec
-from millstream.core.time import LOW_WATERMARK, WALL_CLOCK, Duration, duration
-from millstream.core.topology import (
-    DEAD_LETTER,
-    FAIL,
-    ComputationSpec,
-    Emission,
-    Injector,
-    Input,
-    Topology,
-    as_key,
-)
+from millstream.core.time import Duration, duration
+from millstream.core.topology import DEAD_LETTER, FAIL, ComputationSpec, Emission, Injector, Input, Topology, as_key
 from millstream.core.typed import is_class_of_values
 from millstream.core.watermark import Bounded, Policy, bounded
 from millstream.engine.program import Program
@@ -38,7 +30,7 @@ from millstream.state.codec import msgpack
 from millstream.views import cdc
 from millstream.views.cdc import Feed
 from millstream.views.compile import compiled
-from millstream.views.dsl import Joined, PipelineTable, Relation, View
+from millstream.views.dsl import Joined, Lookups, PipelineTable, Relation, RunningView, View, WindowChanges
 from millstream.views.operator import CHANGELOG, CHANGES, LATEST
 from millstream.views.table import TableRules
 
@@ -170,7 +162,7 @@ class Pipeline:
             },
             slow_after=duration(slow_after),
             dead_letters=dead_letters(name) if on_error == DEAD_LETTER else None,
-            expire=_expiry(name, expire),
+            expire=expiry(name, expire),
         )
         self._computations.append(spec)
         made = tuple(Stream(output, self) for output in outputs)
@@ -185,14 +177,27 @@ class Pipeline:
     def _operate(
         self, name: str, factory: Callable[[], Computation], inputs: Mapping[str, Any], late: str | None, **options: Any
     ) -> Stream:
-        """Adds an operator, whose output stream has its name. inputs: streams with their keys."""
+        """Adds an operator, whose output stream has its name unless `stream` is given. inputs: streams with their keys."""
         self._check_free(name, "operator")
         given = self._inputs(name, [Stream(stream, self) for stream in inputs], dict(inputs), late)
         on_error = options.pop("on_error", FAIL)
         if on_error not in (FAIL, DEAD_LETTER):
             raise DefinitionError(f"operator {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
         letters = dead_letters(name) if on_error == DEAD_LETTER else None
-        self._computations.append(ComputationSpec(name, factory, given, (name,), dead_letters=letters, **options))
+        stream = options.pop("stream", name)
+        self._computations.append(ComputationSpec(name, factory, given, (stream,), dead_letters=letters, **options))
+        return Stream(stream, self)
+
+    def _changing(self, operator: str, stream: str, is_one_group: bool) -> WindowChanges:
+        return WindowChanges(operator, stream, is_one_group, self)
+
+    def _running(self, name: str, inputs: Mapping[str, Any], links: Mapping[str, Any], reducer: Any, expire: Any, **options: Any) -> Any:
+        given = self._inputs(name, [Stream(stream, self) for stream in inputs], dict(inputs), None)
+        return RunningView(name, self, given, links, reducer, expire=expiry(name, expire), **options)
+
+    def _looked_up(self, name: str, stream: str, key: Any, right: Any, how: str, on_error: str) -> Stream:
+        (left,) = self._inputs(name, [Stream(stream, self)], {stream: key}, None)
+        Lookups(name, self, left, right, how, on_error)
         return Stream(name, self)
 
     def _name_of(self, computation: Any, name: str | None) -> str:
@@ -368,7 +373,7 @@ class Pipeline:
         if mode not in (CHANGES, LATEST):
             raise DefinitionError(f'publish({relation.name!r}, mode={mode!r}): use "changes" or "latest"')
         shown = relation.collected() if isinstance(relation, Joined) else relation
-        self._emit_as(relation.name, shown.show(CHANGELOG if mode == CHANGES else LATEST), sink, ids)
+        self._emit_as(relation.title, shown.show(CHANGELOG if mode == CHANGES else LATEST), sink, ids)
 
     def _define(self, relation: Relation) -> None:
         self._check_free(relation.name, "table or view")
@@ -480,15 +485,6 @@ def _by_stream(computation: str, option: str, given: Any, streams: Sequence[str]
     if unknown:
         raise DefinitionError(f"computation {computation!r}: {option}= names the streams {unknown}, which it does not {does}")
     return dict(given)
-
-
-def _expiry(computation: str, given: Any) -> tuple[int, str] | None:
-    if given is None:
-        return None
-    after, kind = given if isinstance(given, tuple) and len(given) == 2 else (given, LOW_WATERMARK)
-    if kind not in (LOW_WATERMARK, WALL_CLOCK) or duration(after) <= 0:
-        raise DefinitionError(f"computation {computation!r}: expire={given!r}: give a time such as '30d', or ('30d', ms.WALL_CLOCK)")
-    return duration(after), kind
 
 
 def _checked(name: str, what: str) -> str:

@@ -7,10 +7,12 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.operators import buffer
+from millstream.core.topology import INTERVAL_JOIN
+from millstream.operators import buffer, waiting
 from millstream.operators.asof import AsOfJoin
 from millstream.operators.first import Deduplicate
 from millstream.operators.in_order import InOrder
@@ -27,6 +29,8 @@ def joined(operator: Any = IntervalJoin, *args: Any, late: Any = "late", delay: 
     p = ms.Pipeline("joined")
     streams = [inject(p, name, delay) for name in ("left", "right")]
     p.compute(functools.partial(operator, "left", *args, **options), *streams, key="k", name="op", produces="out", late=late)
+    if operator is IntervalJoin:
+        p._computations[-1] = msgspec.structs.replace(p._computations[-1], in_columns=True, kind=INTERVAL_JOIN, about={"join": repr(args)})
     return p
 
 
@@ -88,13 +92,15 @@ def run(p: ms.Pipeline, given: Sequence[Pushed], how: tuple[int, list[bool]]) ->
 
 @contextlib.contextmanager
 def small(inline: int) -> Iterator[None]:
-    """Fewer bytes in the row and in a chunk."""
-    before = buffer.INLINE, buffer.CHUNK
+    """Fewer bytes in the row and in a chunk; in a join, chunks of two records, and runs that are merged at once or are too large for it."""
+    before = buffer.INLINE, buffer.CHUNK, waiting.ROWS, waiting.MERGED, waiting.LARGEST
     buffer.INLINE, buffer.CHUNK = inline, inline * 2
+    if inline < before[0]:
+        waiting.ROWS, waiting.MERGED, waiting.LARGEST = 2, 2, 6
     try:
         yield
     finally:
-        buffer.INLINE, buffer.CHUNK = before
+        buffer.INLINE, buffer.CHUNK, waiting.ROWS, waiting.MERGED, waiting.LARGEST = before
 
 
 def left_over(runner: LocalRunner) -> list[bytes]:

@@ -101,7 +101,12 @@ def rows(dice: random.Random, base: int, count: int) -> list[dict[str, Any]]:
     return found
 
 
-KINDS = [ms.windows.tumbling("1s"), ms.windows.hopping("3s", every="1s"), ms.windows.calendar("day", zone="Asia/Kolkata")]
+KINDS = [
+    ms.windows.tumbling("1s"),
+    ms.windows.hopping("3s", every="1s"),
+    ms.windows.calendar("day", zone="Asia/Kolkata"),
+    ms.windows.session("400ms"),
+]
 
 
 @settings(max_examples=some(120), deadline=None)

@@ -176,7 +176,7 @@ def test_a_late_record_touches_no_state() -> None:
 
 
 def test_a_twin_whose_late_records_touch_the_state_is_found() -> None:
-    class Touches(IntervalJoin):
+    class Touches(AsOfJoin):
         def process_record(self, record: ms.Record) -> None:
             if record.timestamp < self.late_before:
                 self.keep(record)
@@ -186,7 +186,7 @@ def test_a_twin_whose_late_records_touch_the_state_is_found() -> None:
     assert runner.state("op", "new") is not None
 
 
-@pytest.mark.parametrize("operator", [IntervalJoin, AsOfJoin, InOrder, Deduplicate])
+@pytest.mark.parametrize("operator", [AsOfJoin, InOrder, Deduplicate])
 def test_a_twin_that_does_not_look_again_when_its_timer_fires_leaves_records_behind(operator: Any) -> None:
     class Once(operator):  # type: ignore[misc]
         def next_look(self) -> None:
@@ -202,34 +202,27 @@ def test_a_twin_that_does_not_look_again_when_its_timer_fires_leaves_records_beh
             else:
                 super().process_timer(timer)
 
-    args: tuple[Any, ...] = (50, 0, "left") if operator is IntervalJoin else (30,) if operator in (AsOfJoin, Deduplicate) else ()
-    both = operator in (IntervalJoin, AsOfJoin)
+    args: tuple[Any, ...] = (30,) if operator in (AsOfJoin, Deduplicate) else ()
     left = []
     for cls in (operator, Once):
-        runner = LocalRunner(joined(cls, *args) if both else single(cls, *args))
+        runner = LocalRunner(joined(cls, *args) if operator is AsOfJoin else single(cls, *args))
         runner.push("left", row(100, "1"), row(400, "2"), row(900, "3"))
         runner.drain()
         left.append(len(left_over(runner)))
     assert left[0] == 0 < left[1]
 
 
-def test_a_hot_key_goes_into_entries_and_comes_out_of_them_whole() -> None:
+def test_a_hot_key_goes_into_few_entries_and_comes_out_of_them_whole() -> None:
     runner = LocalRunner(joined(IntervalJoin, 400, 400, "outer"))
     runner.push("left", *[row(n, f"l{n}") for n in range(0, 2_000, 2)])
     runner.epoch()
     state = runner.state("op", "a")
-    assert state.is_spilled and state.inline == b"" and len(list(state.entries)) < 60, "a bucket is few entries"
-    assert [timer.time for timer in runner.timers("op", "a")] == [401], "one timer"
+    assert [one["id"] for one in state] == [f"l{n}" for n in range(0, 2_000, 2)] and {one["side"] for one in state} == {"left"}
+    assert len(left_over(runner)) == 2 * 2_000 // 50 + 1, "a chunk for every bucket, and the next look"
     runner.push("right", *[row(n, f"r{n}") for n in range(0, 2_000, 100)])
     runner.drain()
     expected = sum(1 for right in range(0, 2_000, 100) for left in range(0, 2_000, 2) if abs(left - right) <= 400)
     assert len(runner.output("out")) == expected and left_over(runner) == []
-
-
-def test_a_small_key_costs_one_row() -> None:
-    runner = runner_of(joined(IntervalJoin, 50, how="left"), ("left", row(100, "1")), ("right", row(100, "2")), ("left", row(101, "3")))
-    state = runner.state("op", "a")
-    assert not state.is_spilled and list(state.entries) == [] and len(state.inline) < 200
 
 
 def test_the_right_side_of_an_as_of_join_does_not_grow() -> None:

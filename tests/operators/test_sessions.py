@@ -6,11 +6,14 @@ import random
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream as ms
 from effort import some
+from millstream.operators import session, spans
 
 GAP = 2_000
 
@@ -123,3 +126,71 @@ def test_faults_and_epochs_do_not_matter() -> None:
     rows = clicks(random.Random(7), 40, 3_000)
     ms.testing.assert_exactly_once(pipeline(3_000, dedup="10m"), rows, seeds=range(some(60)))
     ms.testing.assert_same_in_any_epochs(pipeline(3_000), rows, seeds=range(some(40)))
+
+
+def check(seeds: range, disorder: int = 6_000) -> None:
+    for seed in seeds:
+        dice = random.Random(seed)
+        rows = clicks(dice, 40, disorder)
+        assert told(run(rows, dice, disorder).output("sessions")) == plain(rows)
+
+
+def test_keys_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "hashed", lambda names: np.zeros(len(names), np.int64))
+    check(range(some(60)))
+
+
+def test_twin_without_a_look_at_what_goes_on_sessions_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "longest_due", lambda ending, others, after: np.full(len(ending), spans.NOTHING_DUE))
+    with pytest.raises(AssertionError):
+        check(range(20))
+
+
+def test_twin_keys_that_are_told_by_their_hashes_alone_are_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "hashed", lambda names: np.zeros(len(names), np.int64))
+    monkeypatch.setattr(spans, "_same", lambda names, codes, others, other_codes: np.ones(len(codes), bool))
+    with pytest.raises(AssertionError):
+        check(range(20))
+
+
+def click(user: str, at: int) -> dict[str, Any]:
+    return {"user": user, "at": at, "id": f"{user}-{at}", "page": None, "price": None}
+
+
+def entries(runner: ms.testing.LocalRunner) -> dict[bytes, bytes]:
+    (store,) = runner._engine.stores.values()
+    return dict(store.entries)
+
+
+def test_entries_stay_few_over_many_epochs() -> None:
+    runner = ms.testing.LocalRunner(pipeline(10**7), shards=1)
+    for number in range(600):  # every key anew, and nothing ends
+        runner.push("clicks", click(f"u{number}", 1_000), click(f"v{number}", 2_000))
+        runner.epoch()
+    assert len(entries(runner)) < 3 * session.MERGED
+    assert len(runner.state("sessions")) == 1_200
+
+
+def test_a_session_that_goes_on_for_long_and_a_time_far_ahead_keep_nothing_that_is_over() -> None:
+    runner = ms.testing.LocalRunner(pipeline(0), shards=1)
+    runner.push("clicks", *[click(f"u{number}", 0) for number in range(500)], click("ahead", 10**6))
+    runner.push("clicks", *[click(f"w{number}", 0) for number in range(500)])  # the low watermark has not moved yet
+    runner.epoch()
+    sizes = []
+    for number in range(300):
+        runner.push("clicks", click("long", 10**6 + number * 1_900))
+        runner.epoch()
+        sizes.append(sum(map(len, entries(runner).values())))
+    assert max(sizes[5:]) < 2_000, "those of 1,000 users are over"
+    runner.drain()
+    assert [value["n"] for key, value, _ in runner.output("sessions") if key == "long"] == [300]
+
+
+def test_a_reader_sees_what_is_open() -> None:
+    runner = ms.testing.LocalRunner(pipeline(500))
+    runner.push("clicks", click("a", 0), click("b", 1_000), click("a", 4_000), click("a", 5_000))
+    runner.epoch()
+    runner.epoch()
+    assert {key: [(one["start"], one["end"], one["n"]) for one in found] for key, found in runner.state("sessions").items()} == {
+        "a": [(4_000, 7_000, 2)]
+    }

@@ -17,7 +17,7 @@ from millstream.sinks.files import FileSink
 pytestmark = pytest.mark.crash
 
 ROWS = [{"key": f"k{n % 7}", "n": n, "at": 1_000_000 + 100 * n - (n * 37 % 900), "id": f"r{n:04d}", "do": ""} for n in range(600)]
-BOUND, SIZE = 1_000, 2_000
+BOUND, SIZE, AFTER = 1_000, 2_000, 700
 #: Who dies in which epoch: tasks, each in an epoch of its own.
 WORKERS = ["task.3-shuffled", "task.4-staging", "task.4-staged"]
 DRIVERS = ["epoch.5-checked", "epoch.6-committed", "epoch.7-publishing"]
@@ -29,7 +29,9 @@ def windows(work: Path, dedup: str | None = None) -> tuple[ms.Pipeline, kit.Give
     counts = rows.by("key").window(ms.windows.tumbling("2s")).reduce(n=ms.count(), total=ms.sum("n"), name="counts")
     every = counts.by().window(ms.windows.tumbling("10s")).reduce(total=ms.sum("total"), name="every")
     sessions = rows.by("key").window(ms.windows.session("900ms")).reduce(n=ms.count(), name="sessions")
-    for stream in (counts, every, sessions):
+    even, odd = (rows.filter(f"n % 2 = {rest}").by("key") for rest in (0, 1))
+    pairs = even.join(odd, after=f"{AFTER}ms", how="outer", name="pairs")
+    for stream in (counts, every, sessions, pairs):
         p.emit(stream, FileSink(work / stream.name, roll=0))
     return p, source
 
@@ -57,17 +59,31 @@ def expected(low: int) -> dict[str, dict[Any, Any]]:
                 run = []
             run.append(at)
     return {
+        "pairs": pairs(low),
         "counts": dict(counts),
         "every": {start: total for start, total in every.items() if start + 10_000 <= low},
         "sessions": {name: n for name, (n, end) in sessions.items() if end <= low},
     }
 
 
+def pairs(low: int) -> dict[Any, int]:
+    even, odd = ([row for row in ROWS if row["n"] % 2 == rest] for rest in (0, 1))
+    found = {(a["n"], b["n"]): max(a["at"], b["at"]) for a in even for b in odd if a["key"] == b["key"] and 0 <= b["at"] - a["at"] <= AFTER}
+    lefts, rights = {a for a, _ in found}, {b for _, b in found}
+    found |= {(a["n"], None): a["at"] + AFTER for a in even if a["n"] not in lefts and a["at"] + AFTER < low}
+    return found | {(None, b["n"]): b["at"] for b in odd if b["n"] not in rights and b["at"] < low}
+
+
 def published(work: Path) -> dict[str, dict[Any, Any]]:
-    found: dict[str, dict[Any, Any]] = {"counts": {}, "every": {}, "sessions": {}}
+    found: dict[str, dict[Any, Any]] = {"counts": {}, "every": {}, "sessions": {}, "pairs": {}}
     for stream, rows in found.items():
         for row in kit.rows_of(work / stream):
             value = row["value"]
+            if stream == "pairs":
+                pair = tuple(side and side["n"] for side in (value["left"], value["right"]))
+                assert pair not in rows, f"{pair} twice"
+                rows[pair] = row["timestamp"]
+                continue
             name = value["start"] if stream == "every" else (value["key"], value["start"])
             assert name not in rows, f"{stream}: {name} twice"
             rows[name] = [value["n"], value["total"]] if stream == "counts" else value["total"] if stream == "every" else value["n"]

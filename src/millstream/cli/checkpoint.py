@@ -16,7 +16,7 @@ from millstream.core.topology import WINDOW
 from millstream.engine.program import Compiled
 from millstream.errors import CheckpointError, DefinitionError
 from millstream.operators.pane_rows import PaneReader
-from millstream.operators.panes import PaneWindow
+from millstream.operators.panes import WindowOperator
 from millstream.readable import listing
 from millstream.state import cache_cleanup
 from millstream.state.checkpoint_copy import CopyProgress, copy_checkpoint
@@ -82,6 +82,8 @@ def _state(args: argparse.Namespace) -> int:
             why = "A key whose state is the default one and that has no timers is not kept."
             if found.windows is not None:
                 why = "Its windows have been told, or no record of it has come."
+            elif found.keys is None:
+                why = "No record of it waits for a partner."
             what = "row" if found.windows is None else "open window"
             raise CheckpointError(f"computation {args.computation!r} has no {what} for key {tried} in epoch {found.epoch}. {why}")
     if args.json:
@@ -103,7 +105,7 @@ def _pane_reader(given: str, computation: str) -> PaneReader:
             f"--pipeline is about window operators, and {computation!r} of {file} is none. They are: {', '.join(known) or 'none'}."
         )
     made, kind = Compiled(program).make(computation)
-    assert isinstance(made, PaneWindow)
+    assert isinstance(made, WindowOperator)
     return PaneReader.of_operator(made, kind)
 
 

@@ -8,6 +8,9 @@ KINDS = frozenset(["table", "view"])
 
 
 def step_of(kind: str) -> Any:
+    """The step of a table or a view; None for what is neither."""
+    if kind not in KINDS:
+        return None
     from millstream.columnviews.table_step import TableStep
     from millstream.columnviews.view_step import ViewStep
 

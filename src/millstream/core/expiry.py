@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.core.keyspace import Row
 from millstream.core.record import Record, Timer
-from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
+from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK, duration
+from millstream.errors import DefinitionError
 
 if TYPE_CHECKING:
     from millstream.core.step import Step
@@ -119,3 +120,13 @@ class Expiry:
         c.state = step.kind.fresh()
         step.saved = None
         self.newest = None
+
+
+def expiry(computation: str, given: Any) -> tuple[int, str] | None:
+    """How long rows are kept, and by which time, as `expire=` says it."""
+    if given is None:
+        return None
+    after, kind = given if isinstance(given, tuple) and len(given) == 2 else (given, LOW_WATERMARK)
+    if kind not in (LOW_WATERMARK, WALL_CLOCK) or duration(after) <= 0:
+        raise DefinitionError(f"computation {computation!r}: expire={given!r}: give a time such as '30d', or ('30d', ms.WALL_CLOCK)")
+    return duration(after), kind

@@ -124,6 +124,11 @@ class Record(msgspec.Struct, gc=False, eq=False):
         return f"Record(stream={self.stream!r}, key={self.key!r}, timestamp={self.timestamp}, value={self.value!r}, id={self.id!r})"
 
 
+def with_value(record: Record, value: Any) -> Record:
+    """A record with its value replaced."""
+    return Record(record.key, record.timestamp, record._batch, record._index, value)
+
+
 class Timer(msgspec.Struct, frozen=True, order=True, gc=False):
     """A timer that fires: when it was set for, its tag, its kind, and the timestamp at which it held the output watermark, if it did."""
 

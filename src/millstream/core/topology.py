@@ -105,6 +105,7 @@ class WindowShape(msgspec.Struct, frozen=True):
 
 
 WINDOW = "window"  # the kind of a window operator
+INTERVAL_JOIN = "interval join"  # that of a join of streams
 
 
 class ComputationSpec(msgspec.Struct, frozen=True):
@@ -121,7 +122,7 @@ class ComputationSpec(msgspec.Struct, frozen=True):
     hidden: bool = False  # a helper that the user has not written and should not be asked about
     derives: Derivation | None = None  # its state follows from the rows of other computations, and can be made again from them
     refines: bool = False  # what it produces, and how its state lies, depends on how records fall into epochs; what the state says does not
-    kind: str = ""  # "table", "view", "join" or "window"; nothing for a computation of the user's own
+    kind: str = ""  # "table", "view", "join", "window" or "interval join"; nothing for a computation of the user's own
     relation: RelationSpec | None = None  # of a table, view or join: what its readers decide by
     window: WindowShape | None = None  # of a window operator: what its readers decide by
     in_columns: bool = False  # an operator that takes whole columns (`operators/`)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from millstream.core.backfill import begun
-from millstream.core.topology import ComputationSpec
+from millstream.core.topology import INTERVAL_JOIN, ComputationSpec
 from millstream.engine.program import Program
 from millstream.errors import CheckpointError
 from millstream.sinks.base import Sink
@@ -101,7 +101,7 @@ def _layout(of: ComputationState | ComputationSpec) -> str:
     if "window" in about:
         kinds = [] if of.window is None else [kind or "its own" for kind in of.window.reducers.values()]
         return f"{about['window']}{' of ' if kinds else ''}{', '.join(kinds)}"
-    return f"join({about['join'].partition(', how=')[0]})" if "join" in about and not of.kind else ""  # a join of views has a kind
+    return f"join({about['join'].partition(', how=')[0]})" if of.kind == INTERVAL_JOIN else ""
 
 
 def _check_waiting(latest: Manifest, program: Program, drop: Sequence[str]) -> None:

@@ -128,22 +128,18 @@ class Compiled:
     ) -> dict[str, Outcome]:
         """Runs the computations of a group in order, handing productions on inside the group."""
         outcomes: dict[str, Outcome] = {}
-        inside: dict[str, list[Production]] = {}
         for name in group.computations:
-            fused = self.topology.fused_inputs(name)
-            here = self._handed_over([p for stream in fused for p in inside.get(stream, ())]) if fused else arrivals.get(name)
+            fused, in_columns = self.topology.fused_inputs(name), self.topology.by_name[name].in_columns
+            here = self._handed_over(outcomes.values(), fused, in_columns) if fused else arrivals.get(name)
             computation, kind = self.make(name)
             began = perf_counter()
-            spec = self.topology.by_name[name]
-            made: Any = steps.step_of(spec.kind) if spec.kind in steps.KINDS else OperatorStep if spec.in_columns else Step
+            relation = steps.step_of(self.topology.by_name[name].kind) if in_columns else None
+            made: Any = relation or (OperatorStep if in_columns else Step)
             step: Step = made(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value, self.decode_value)
             step.visit.guards = guards
             self.running = step
             outcomes[name] = outcome = step.run(here or Arrivals.none())  # type: ignore[arg-type]
             outcome.millis = (perf_counter() - began) * 1000
-            for production in self.productions_of(outcome, self.topology.same_key_streams):
-                if production.stream in self.topology.same_key_streams:
-                    inside.setdefault(production.stream, []).append(production)
         self.running = None
         return outcomes
 
@@ -158,17 +154,33 @@ class Compiled:
         """A production as its consumer gets it, where records are handled one by one."""
         return text, timestamp, id, BodyBatch(stream, [body], [id], self.decode_value), 0
 
-    def _handed_over(self, productions: Sequence[Production]) -> Arrivals:
+    def _handed_over(self, outcomes: Iterable[Outcome], streams: Sequence[str], in_columns: bool) -> Arrivals | OperatorInput:
+        """What others of the group have produced on some streams, as their consumer gets it. To an operator, columns are handed over as they are."""
         batches: dict[str, BodyBatch] = {}
         rows: list[Arrival] = []
-        for p in productions:
-            batch = batches.get(p.stream)
-            if batch is None:
-                batch = batches[p.stream] = BodyBatch(p.stream, [], [], self.decode_value)
-            batch.bodies.append(p.body)
-            batch.ids.append(p.id)
-            rows.append((key_text(p.key), p.timestamp, p.id, batch, len(batch.bodies) - 1))
-        return Arrivals.of(rows)
+        columns: list[Any] = []
+        for outcome in outcomes:
+            productions = [p for p in outcome.productions if p.stream in streams]
+            for result in outcome.results:
+                if result.stream in streams:
+                    one = result.rows() if in_columns else None
+                    if one is not None:
+                        columns.append(one)
+                    else:
+                        productions += result.productions(self.encode_value)
+            for p in productions:
+                batch = batches.get(p.stream)
+                if batch is None:
+                    batch = batches[p.stream] = BodyBatch(p.stream, [], [], self.decode_value)
+                batch.bodies.append(p.body)
+                batch.ids.append(p.id)
+                rows.append((key_text(p.key), p.timestamp, p.id, batch, len(batch.bodies) - 1))
+        arrivals = Arrivals.of(rows)
+        if not columns:
+            return arrivals
+        from millstream.operators.rows import rows_of  # it needs pyarrow
+
+        return OperatorInput([*columns, *rows_of(arrivals).rows])
 
 
 class BodyBatch(Batch):

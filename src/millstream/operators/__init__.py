@@ -8,12 +8,18 @@
     partials        partial results, one row per window and key, and their bytes
     merging         partial results of the same panes and keys become one, and are shown
     panes           the window operator, on a store of panes
+    changing_panes  windows that change: early and late results
+    changing_sessions  sessions that change
     pane_rows       what it keeps, as rows: for whoever reads its state
     results         what operators produce, as columns
+    pairs           what a join of streams produces
     chain           steps without state: map, filter, flat_map
     functions       what stands in the place of a function: SQL texts, and what `ms.col` makes
-    session         the session operator
+    session         the session operator, on a store of stretches
+    spans           stretches of sessions in columns, and their bytes
     interval_join   two streams, by the distance of their timestamps
+    waiting         records of a side of it that wait, in chunks of columns
+    waiting_rows    what it keeps, as rows: for whoever reads its state
     asof            each left record with the newest right one not after it
     in_order        the records of a key in order of time
     first           the first record of a key within a time

@@ -30,14 +30,12 @@ _AFTER_ALL = 4 * END  # no timer can be set behind END - 1, and what would need 
 
 
 class Kept(msgspec.Struct, array_like=True, gc=False):
-    """A record that waits. chunk: which one of its bucket it stands in."""
+    """A record that waits."""
 
     timestamp: int
     id: str
     body: bytes
     side: int = 0
-    is_paired: bool = False
-    chunk: int = 0
 
 
 class Buffered(msgspec.Struct):
@@ -94,28 +92,6 @@ class Buffer:
         insort(self._sides.setdefault(one.side, []), one, key=_place)
         self._write_inline()
 
-    def find(self, side: int, start: int, stop: int) -> list[Kept]:
-        """Those of a side with start <= timestamp <= stop, in order."""
-        if not self.state.is_spilled:
-            some = self._sides.get(side, [])
-            return some[_at(some, start) : _at(some, stop + 1)]
-        first = self._first_bucket(side)
-        if first is None:
-            return []
-        buckets = range(max(first, start // self.width), stop // self.width + 1)
-        return [one for bucket in buckets for one in self._load(side, bucket).since(start, stop + 1)]
-
-    def mark_paired(self, some: Sequence[Kept]) -> None:
-        """Notes that records of this buffer have had a partner."""
-        new = [one for one in some if not one.is_paired]
-        for one in new:
-            one.is_paired = True
-        if new and not self.state.is_spilled:
-            self._write_inline()
-        elif new:
-            for side, bucket, chunk in {(one.side, one.timestamp // self.width, one.chunk) for one in new}:
-                self._write_chunk(side, bucket, chunk)
-
     def take(self, side: int, before: int) -> list[Kept]:
         """Takes out those of a side that are older, in order."""
         found: list[Kept]
@@ -164,10 +140,9 @@ class Buffer:
         if not bucket.chunks or bucket.size > CHUNK:
             bucket.chunks.append([])
             bucket.size = 0
-        one.chunk = len(bucket.chunks) - 1
         bucket.chunks[-1].append(one)
         insort(bucket.ordered, one, key=_place)
-        bucket.size = self._write_chunk(side, number, one.chunk)
+        bucket.size = self._write_chunk(side, number, len(bucket.chunks) - 1)
         first = self._first.get(side)
         if side in self._first and (first is None or number < first):
             self._first[side] = number
@@ -222,8 +197,8 @@ class Buffering(Computation):
             self._buffer = Buffer(self.state, self.width)
         return self._buffer
 
-    def keep(self, record: Record, side: int = 0, is_paired: bool = False) -> None:
-        self.buffer.add(Kept(record.timestamp, record.id, self._visit.encode(record.value), side, is_paired))
+    def keep(self, record: Record, side: int = 0) -> None:
+        self.buffer.add(Kept(record.timestamp, record.id, self._visit.encode(record.value), side))
 
     def value_of(self, one: Kept) -> Any:
         return self._visit.decode(one.body)

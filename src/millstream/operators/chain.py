@@ -8,36 +8,64 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.computation import Computation
+from millstream.core.keys import key_of
 from millstream.core.links import FILTER, MAP, Link, linked
-from millstream.core.record import Batch, ListBatch, Record
+from millstream.core.outcome import Outcome
+from millstream.core.record import Batch, ListBatch, Record, with_value
 from millstream.operators.expressions import NotInColumns
 from millstream.operators.functions import OfValue, OfValues
-from millstream.operators.rows import StreamRows
+from millstream.operators.results import Results
+from millstream.operators.rows import StreamRows, rows_of
+from millstream.reducers.base import spelled
+
+if TYPE_CHECKING:
+    from millstream.core.operator_step import OperatorStep
 
 Failed = Callable[[Record, Exception], None]  # what to do with a record whose function raises
 
 
-def with_value(record: Record, value: Any) -> Record:
-    return Record(record.key, record.timestamp, record._batch, record._index, value)
-
-
 class Stateless(Computation):
-    """A chain as a computation of its own: by stream, its links. keyed: productions keep the record's key."""
+    """A chain as a computation of its own: by stream, its links. keyed: productions keep the record's key. Where what it reads comes as columns, it takes whole
+    columns."""
 
     State = type(None)
     judges_lateness = True
+    folds_ahead = False
+    keeps = "nothing"
 
     def __init__(self, links: Mapping[str, Sequence[Link]], keyed: Mapping[str, bool]) -> None:
+        self.links = links
         self._chains = {stream: linked(some, with_value) for stream, some in links.items()}
         self._keyed = keyed
+
+    def explain(self, types: Mapping[str, str]) -> list[tuple[str, str]]:
+        return explained_links([link for links in self.links.values() for link in links])
+
+    def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
+        if not isinstance(given, OperatorInput):
+            given = rows_of(given)
+        step.counts.records = sum(map(len, given.rows))
+        stream = step.wiring.streams[0]
+        with_ids = stream in step.visit.named_streams
+        if given.rejected:
+            step.reject(given.rejected)
+        made = [applied(self.links[rows.stream], rows, step.put_failed, given.one_by_one) for rows in given.rows]
+        for rows in made:
+            if isinstance(rows.batch, MappedBatch):
+                rows.batch.values = carried(step, rows)
+        results: list[Any] = [ChainResults(step.name, stream, rows, self._keyed[rows.stream], with_ids) for rows in made if len(rows)]
+        return Outcome(step.delta, step.visit.productions, step.counts, results=results)
 
     def process_record(self, record: Record) -> None:
         for one in self._chains[record.stream](record):
@@ -69,9 +97,55 @@ class ComputedBatch(Batch):
         return self._of.batch.id(int(self._of.places()[index]))
 
 
+class ChainResults(Results):
+    """What a chain gives, as columns."""
+
+    def __init__(self, computation: str, stream: str, made: StreamRows, keyed: bool, with_ids: bool) -> None:
+        super().__init__(computation, stream, with_ids)
+        self._made, self._keyed, self.times = made, keyed, made.times
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def python_keys(self) -> list[Any]:
+        return list(map(key_of, self._made.keys.to_pylist())) if self._keyed else [None] * len(self)
+
+    def values(self) -> Iterator[Any]:
+        return iter(self._made.values())
+
+    def made_ids(self) -> list[str]:
+        about, found = f"\0{self.computation}\0{self.stream}\0record/{self._made.stream}/", []
+        last, ordinal = None, 0
+        for cause in zip(self._made.keys.to_pylist(), self._made.ids(), strict=True):
+            last, ordinal = cause, ordinal + 1 if cause == last else 0
+            found.append(blake2b(f"{cause[0]}{about}{cause[1]}\0{ordinal}".encode(), digest_size=16).hexdigest())
+        return found
+
+    def content(self, encode: Callable[[Any], bytes]) -> bytes:
+        return msgspec.msgpack.encode(self.productions(encode))
+
+
+def carried(step: OperatorStep, rows: StreamRows) -> list[Any]:
+    """Values that functions have made, as productions carry them: what is no plain value comes back as the codec has it."""
+    encode, decode, found = step.visit.encode, step.visit.decode, list[Any]()
+    for record in rows.records():
+        try:
+            found.append(decode(encode(record.value)))
+        except Exception as error:
+            step.put_failed(record, ValueError(f"the value produced on stream {step.wiring.streams[0]!r} cannot be encoded: {error}"))
+    return found
+
+
 def in_columns(links: Sequence[Link]) -> bool:
     """Whether a chain has no function of a user's."""
     return all(isinstance(function, OfValue) or (kind == MAP and isinstance(function, OfValues)) for kind, function in links)
+
+
+def explained_links(links: Sequence[Link]) -> list[tuple[str, str]]:
+    """Steps, each with the reason why it does not work on columns."""
+    return [
+        (f"{kind} {spelled(function)}", "" if in_columns([(kind, function)]) else "it is a Python function") for kind, function in links
+    ]
 
 
 def applied(links: Sequence[Link], rows: StreamRows, failed: Failed, one_by_one: bool = False) -> StreamRows:

@@ -1,4 +1,4 @@
-"""IntervalJoin: the records of two streams that are near each other in event time.
+"""IntervalJoin: the records of two streams that are near each other in event time, in columns.
 
 Rules
 1. A pair is a left and a right record of one key with -before <= right - left <= after, both ends included.
@@ -8,24 +8,50 @@ Rules
 4. With how="left" a left record that has had no partner gives one row with None when the low watermark has passed left + after + lateness: then none can
    come any more, so no such row is followed by a pair. Its timestamp is left + after + lateness. "right" does the same for right + before +
    lateness; "outer" for both. It needs no further record of that key, or of any, but time that goes on.
-5. A record goes when no partner of it can come any more: by itself where a row may have to be told, else with its time bucket, a sixteenth of the interval.
-   After the last one nothing is left of the key.
+5. A record goes when no partner of it can come any more, with its time bucket, a sixteenth of the interval (`waiting.py`). After the last one nothing is left.
+6. The next look stands in an entry of its own. It is when the first record without a partner may have to be told, or a bucket goes; it is not moved when
+   that is no longer so, and is worked out again when it comes: then, what would have been told before it has been. Until then nothing is read that cannot be
+   a partner.
+7. Values are kept as the pipeline's codec has encoded them: what comes out is what a production of them would have carried.
 """
 
 from __future__ import annotations
 
-from millstream.core.record import Record
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from millstream.core.arrivals import Arrivals, OperatorInput
+from millstream.core.computation import Computation
+from millstream.core.outcome import Outcome
+from millstream.core.time import END
 from millstream.errors import DefinitionError
-from millstream.operators.buffer import Buffering, Kept
+from millstream.operators.pairs import PairResults
+from millstream.operators.rows import StreamRows, rows_of
+from millstream.operators.waiting import NOTHING, WAITING, Side, WaitingRecords, bucket_of, joined, matched, plus, waiting
+
+if TYPE_CHECKING:
+    from millstream.core.operator_step import OperatorStep
 
 INNER, LEFT, RIGHT, OUTER = "inner", "left", "right", "outer"
 HOWS = (INNER, LEFT, RIGHT, OUTER)
+LOOK = WAITING + b"N"  # when the next look is (rule 6)
 
 _LEFT, _RIGHT = 0, 1
+_SIDES = (b"l", b"r")
+_LONGEST = 2**31  # of a bucket
 
 
-class IntervalJoin(Buffering):
+class IntervalJoin(Computation):
     """Two inputs on one key, whose pairs come as {"left": value, "right": value}. Times are in milliseconds."""
+
+    State = type(None)
+    in_columns = True
+    judges_lateness = True
+    folds_ahead = False
+    keeps = "the records of both sides, in columns by side and span of time; no timers"
+    links: Mapping[str, Any] = {}
 
     def __init__(self, left_stream: str, after: int, before: int = 0, how: str = INNER, lateness: int = 0) -> None:
         if how not in HOWS:
@@ -36,46 +62,185 @@ class IntervalJoin(Buffering):
         self.lateness = lateness
         self.reach = (after, before)  # by side: how much newer a partner may be
         self.tells = (how in (LEFT, OUTER), how in (RIGHT, OUTER))  # by side: whether a record without partner gives a row
-        self.width = max(1, (before + after) // 16)
+        self.width = min(max(1, (before + after) // 16), _LONGEST)
 
-    def process_record(self, record: Record) -> None:
-        time = record.timestamp
-        if time < self.late_before - self.lateness:
-            self.late(record)
-            return
-        side = _LEFT if record.stream == self.left_stream else _RIGHT
-        other = _RIGHT - side
-        partners = self.buffer.find(other, time - self.reach[other], time + self.reach[side])
-        for one in partners:
-            self.tell(self.row(side, record.value, self.value_of(one)), max(time, one.timestamp))
-        if partners and self.tells[other]:
-            self.buffer.mark_paired(partners)
-        self.keep(record, side, is_paired=bool(partners))
-        self.wake_at(self.expiry(side, time, is_silent=bool(partners) or not self.tells[side]))
+    def stays(self, side: int) -> int:
+        """How long a record of a side waits; it goes a millisecond later."""
+        return min(self.reach[side] + self.lateness, END)
 
-    def look(self, time: int) -> None:
-        alone: list[Kept] = []
-        for side in (_LEFT, _RIGHT):
-            gone = self.buffer.take(side, time - self.reach[side] - self.lateness)
-            alone += [one for one in gone if self.tells[side] and not one.is_paired]
-        for one in sorted(alone, key=lambda one: (one.timestamp + self.reach[one.side], one.side, one.id)):
-            self.tell(self.row(one.side, self.value_of(one), None), one.timestamp + self.reach[one.side] + self.lateness)
+    def explain(self, types: Mapping[str, str]) -> list[tuple[str, str]]:
+        return [("pairs", "")]
 
-    def next_look(self) -> int | None:
-        looks = []
-        for side in (_LEFT, _RIGHT):
-            some = self.buffer.oldest(side)
-            if some:
-                looks.append(self.expiry(side, some[0].timestamp, is_silent=True))
-                alone = next((one for one in some if not one.is_paired), None) if self.tells[side] else None
-                if alone is not None:
-                    looks.append(self.expiry(side, alone.timestamp))
-        return min(looks, default=None)
+    def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
+        return JoinStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))
 
-    def expiry(self, side: int, time: int, is_silent: bool = False) -> int:
-        """When a record goes: as soon as no partner can come, or together with its bucket."""
-        last = (time // self.width + 1) * self.width - 1 if is_silent else time
-        return last + self.reach[side] + self.lateness + 1
 
-    def row(self, side: int, own: object, others: object) -> dict[str, object]:
-        return {"left": own, "right": others} if side == _LEFT else {"left": others, "right": own}
+class JoinStep:
+    """One epoch of a join on one shard."""
+
+    def __init__(self, operator: IntervalJoin, step: OperatorStep) -> None:
+        self.operator, self.step, self.times = operator, step, step.times
+        store: Any = step.store
+        self.sides = [Side(side, operator.width, store, step.delta, step.times.epoch, self._changed) for side in _SIDES]
+        look = store.get(LOOK)
+        self._look = None if look is None else int.from_bytes(look, "big", signed=True)
+
+    def _changed(self, records: int) -> None:
+        self.step.counts.keys += records
+
+    def run(self, given: OperatorInput) -> Outcome:
+        step = self.step
+        if given.rejected:
+            step.reject(given.rejected)
+        step.counts.records = sum(map(len, given.rows))
+        if not step.counts.records and (self._look is None or self._look > self.times.low_watermark):
+            step.counts.next_low = self._look
+            return Outcome(step.delta, step.visit.productions, step.counts)
+        fresh = [joined([self._arrived(rows) for rows in given.rows if self._side_of(rows) == side]).in_order() for side in (_LEFT, _RIGHT)]
+        found = self._pairs(fresh)
+        is_due = self._look is not None and self._look <= self.times.low_watermark
+        alone = [self._expired(side, fresh[side], is_due) for side in (_LEFT, _RIGHT)]
+        kept = [some.take(self._expiries(side, some.times) > self.times.low_watermark) for side, some in enumerate(fresh)]
+        for side, some in zip(self.sides, kept, strict=True):
+            side.keep(some)
+        self._look_again(kept, is_due)
+        results = [self._alone(side, some) for side, some in enumerate(alone) if len(some)]
+        return Outcome(step.delta, step.visit.productions, step.counts, results=[*found, *results])
+
+    # --- records
+
+    def _side_of(self, rows: StreamRows) -> int:
+        return _LEFT if rows.stream == self.operator.left_stream else _RIGHT
+
+    def _arrived(self, rows: StreamRows) -> WaitingRecords:
+        """Records that are on time, their values encoded."""
+        before = self.times.late_before
+        late = rows.times < before - self.operator.lateness if before - self.operator.lateness >= -END else np.zeros(len(rows), bool)
+        if late.any():
+            for record in rows.where(late).records():
+                self.step.put_late(record)
+            rows = rows.where(~late)
+        encode = self.step.visit.encode
+        try:
+            bodies = list(map(encode, rows.values()))
+        except Exception:
+            rows, bodies = self._without_failing(rows)
+        return waiting(rows.keys.to_pylist(), rows.times, rows.ids(), bodies) if len(rows) else NOTHING
+
+    def _without_failing(self, rows: StreamRows) -> tuple[StreamRows, list[bytes]]:
+        """The rows without those whose value cannot be had or kept, which are dead letters, or the end of the epoch."""
+        keep, bodies = np.ones(len(rows), bool), []
+        for at, record in enumerate(rows.records()):
+            try:
+                bodies.append(self.step.visit.encode(record.value))
+            except Exception as error:
+                self.step.put_failed(record, error)
+                keep[at] = False
+        return rows.where(keep), bodies
+
+    # --- pairs
+
+    def _pairs(self, fresh: Sequence[WaitingRecords]) -> list[PairResults]:
+        """Rule 3: new records with each other and with those that wait."""
+        reach = self.operator.reach
+        lefts, left_stands = self.sides[_LEFT].near(fresh[_RIGHT], reach[_LEFT], reach[_RIGHT])
+        rights, right_stands = self.sides[_RIGHT].near(fresh[_LEFT], reach[_RIGHT], reach[_LEFT])
+        after, before = reach
+        left_of, right_of = matched(fresh[_LEFT], joined([fresh[_RIGHT], rights]), before, after)
+        others_of, own_of = matched(fresh[_RIGHT], lefts, after, before)  # right records, each with the left ones that wait
+        left_of = np.concatenate([left_of, own_of + len(fresh[_LEFT])])
+        right_of = np.concatenate([right_of, others_of])
+        both = joined([fresh[_LEFT], lefts]), joined([fresh[_RIGHT], rights])
+        for side, (of, stands) in enumerate(((left_of, left_stands), (right_of, right_stands))):
+            if self.operator.tells[side]:
+                self._mark(side, both[side], of, fresh[side], stands)
+        if not len(left_of):
+            return []
+        order = np.argsort(np.maximum(both[_LEFT].times[left_of], both[_RIGHT].times[right_of]), kind="stable")
+        left, right = both[_LEFT].take(left_of[order]), both[_RIGHT].take(right_of[order])
+        return [self._told(left.keys, np.maximum(left.times, right.times), left, right)]
+
+    def _mark(self, side: int, some: WaitingRecords, of: Any, fresh: WaitingRecords, stands: Sequence[tuple[bytes, Any]]) -> None:
+        """Notes who has had a partner: in the records themselves where they are new, else beside their chunk."""
+        has = np.zeros(len(some), bool)
+        has[of] = True
+        fresh.paired |= has[: len(fresh)]
+        new = has & ~some.paired
+        at = len(fresh)
+        for name, places in stands:
+            mine = new[at : at + len(places)]
+            at += len(places)
+            if mine.any():
+                self.sides[side].mark(name, places[mine])
+
+    # --- records whose time is over
+
+    def _expiries(self, side: int, times: Any) -> Any:
+        """When records without a partner are told."""
+        return plus(plus(times, self.operator.stays(side)), 1)
+
+    def _bucket_goes(self, side: int, bucket: int) -> int:
+        return min((bucket + 1) * self.operator.width + self.operator.stays(side), END)
+
+    def _expired(self, side: int, fresh: WaitingRecords, is_due: bool) -> WaitingRecords:
+        """Takes out what has expired. What has to be told of it."""
+        low, found = self.times.low_watermark, []
+        tells, store = self.operator.tells[side], self.sides[side]
+        if is_due:
+            assert self._look is not None
+            last = (low - self.operator.stays(side) - 1) // self.operator.width  # the bucket of the newest that has expired
+            for name in store.until(last if low < END else END):
+                goes = self._bucket_goes(side, bucket_of(name)) <= low
+                if tells:
+                    chunk, paired = store.chunk(name), store.paired(name)
+                    expiries = self._expiries(side, chunk.times)
+                    found.append(chunk.take(np.flatnonzero(~paired & (expiries <= low) & (expiries >= self._look)), paired))
+                    goes = goes or int(expiries.max()) <= low
+                if goes:
+                    store.drop(name)
+        if tells:
+            found.append(fresh.take(~fresh.paired & (self._expiries(side, fresh.times) <= low)))
+        return joined(found)
+
+    def _alone(self, side: int, some: WaitingRecords) -> PairResults:
+        """Rule 4."""
+        some = some.in_order()
+        some = some.take(np.argsort(some.times, kind="stable"))
+        self.step.counts.fired += len(some)
+        times = np.minimum(plus(some.times, self.operator.stays(side)), END - 1)
+        return self._told(some.keys, times, *((some, None) if side == _LEFT else (None, some)))
+
+    def _told(self, keys: Any, times: Any, left: WaitingRecords | None, right: WaitingRecords | None) -> PairResults:
+        step = self.step
+        stream = step.wiring.streams[0]
+        with_ids = stream in step.visit.named_streams
+        return PairResults(step.name, stream, keys, np.maximum(times, step.visit.least), left, right, step.visit.decode, with_ids)
+
+    # --- the next look
+
+    def _look_again(self, kept: Sequence[WaitingRecords], is_due: bool) -> None:
+        """Rule 6."""
+        looks = [] if is_due or self._look is None else [self._look]
+        for side, some in enumerate(kept):
+            if is_due:
+                looks += self._first_look(side)
+            elif len(some):
+                looks.append(self._bucket_goes(side, int(some.times.min()) // self.operator.width))
+                if self.operator.tells[side] and not some.paired.all():
+                    looks.append(int(self._expiries(side, some.times[~some.paired].min())))
+        look = min(looks, default=None)
+        self.step.counts.next_low = look
+        if look != self._look:
+            self.step.delta[LOOK] = None if look is None else look.to_bytes(8, "big", signed=True)
+
+    def _first_look(self, side: int) -> list[int]:
+        """What the oldest bucket of a side waits for."""
+        store, looks = self.sides[side], []
+        for name in store.oldest():
+            looks.append(self._bucket_goes(side, bucket_of(name)))
+            if self.operator.tells[side]:
+                expiries = self._expiries(side, store.chunk(name).times[~store.paired(name)])
+                ahead = expiries[expiries > self.times.low_watermark]
+                if len(ahead):
+                    looks.append(int(ahead.min()))
+        return looks

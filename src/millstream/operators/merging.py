@@ -42,9 +42,12 @@ class Merging:
     def table(self, data: bytes, end: int) -> Partials:
         """A stored entry of a pane."""
         found = decoded(data, end)
-        if len(found.columns) != sum(vector.width for vector in self.vectors):
-            raise OtherReducers(OTHER_REDUCERS)
+        self.check_columns(found.columns)
         return found
+
+    def check_columns(self, columns: Sequence[Any]) -> None:
+        if len(columns) != sum(vector.width for vector in self.vectors):
+            raise OtherReducers(OTHER_REDUCERS)
 
     def columns_of(self, vector: Vector, parts: Sequence[Any]) -> list[Any]:
         if vector.width == 1:
@@ -66,23 +69,27 @@ class Merging:
         first = np.cumsum([0, *(len(table.names) for table in tables)])
         codes = np.concatenate([places[table.codes + at] for table, at in zip(tables, first, strict=False)])
         groups = labels(ends, codes, names, starts)
+        return groups.with_columns(self.combined([table.columns for table in tables], groups))
+
+    def combined(self, tables: Sequence[Sequence[Any]], groups: Labels) -> list[Any]:
+        """The columns of several tables, one behind the other, with the parts of each group combined."""
         columns: list[Any] = []
         at = 0
         for vector in self.vectors:
-            mine = [self._joined([table.columns[at + n] for table in tables]) for n in range(vector.width)]
+            mine = [self.joined([table[at + n] for table in tables]) for n in range(vector.width)]
             at += vector.width
             try:
                 columns += vector.combined(mine, groups)
             except NotInColumns:
                 columns += self._combined_one_by_one(vector, mine, groups)
-        return groups.with_columns(columns)
+        return columns
 
-    def shown(self, table: Partials) -> dict[str, Any]:
+    def shown(self, given: Sequence[Any]) -> dict[str, Any]:
         """What the reducers show, by name: Arrow arrays, or lists of Python values."""
         columns: dict[str, Any] = {}
         at = 0
         for (name, reducer), vector in zip(self.reducers.items(), self.vectors, strict=True):
-            mine = table.columns[at : at + vector.width]
+            mine = given[at : at + vector.width]
             at += vector.width
             try:
                 columns[name] = vector.shown(mine)
@@ -90,7 +97,7 @@ class Merging:
                 columns[name] = list(map(reducer.show, self.parts_of(vector, mine)))
         return columns
 
-    def _joined(self, columns: Sequence[Any]) -> Any:
+    def joined(self, columns: Sequence[Any]) -> Any:
         """Columns one behind the other."""
         kinds = {column.type for column in columns if column.null_count < len(column)}
         if len(kinds) <= 1:

@@ -1,7 +1,8 @@
 """The open panes of a window operator as rows: a key, and for each of its panes start, end and what every reducer shows of it so far.
 
 Rules
-1. A row is a pane. Of tumbling and calendar windows that is a window; of hopping ones a part of several windows.
+1. A row is a pane. Of tumbling and calendar windows that is a window; of hopping ones a part of several windows. Of sessions it is a session; they are
+   stored in the order of hashes, so whoever wants all keys of a shard has them in memory.
 2. Rows come in the order of their keys' bytes, those of a key in the order of time.
 3. The keys of an entry are sorted: what is asked for is found by binary search, and nothing else is looked at. Memory holds the entries as they are stored,
    and some rows.
@@ -20,16 +21,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.core.keyspace import after
 from millstream.core.statekind import StateKind
+from millstream.core.time import BEGINNING
 from millstream.core.topology import WindowShape
 from millstream.operators.merging import Merging
-from millstream.operators.panes import PANE, PaneWindow, end_of
+from millstream.operators.panes import PANE, WindowOperator, end_of
 from millstream.operators.partials import PACKED, Partials, column_of
+from millstream.operators.spans import TOLD, StoredSpans, joined, told_in
 from millstream.operators.vectors import Vector, vector_of
 from millstream.operators.window_spec import REMADE
-from millstream.operators.windows import Calendar, Fixed, Same
+from millstream.operators.windows import Calendar, Fixed, Same, Session, WindowKind
 from millstream.reducers.base import Reducer
 
 PANES = (PANE, after(PANE))  # where the entries of panes are
@@ -62,9 +66,11 @@ class _Unmerged(Reducer):
 class PaneReader:
     """Reads what a window operator keeps."""
 
+    entries = PANES
+
     def __init__(
         self,
-        kind: Fixed | Calendar | Same,
+        kind: WindowKind,
         reducers: Mapping[str, Reducer | None],
         encode: Callable[[Any], bytes],
         decode: Callable[[bytes], Any],
@@ -75,11 +81,9 @@ class PaneReader:
         self.at_once = AT_ONCE
 
     @classmethod
-    def of_operator(cls, operator: PaneWindow, kind: StateKind) -> PaneReader:
+    def of_operator(cls, operator: WindowOperator, kind: StateKind) -> PaneReader:
         """With the program."""
-        window = operator.spec.kind
-        assert isinstance(window, Fixed | Calendar | Same)
-        return cls(window, operator.spec.reducers, kind.encode_sub, kind.decode_sub)
+        return cls(operator.spec.kind, operator.spec.reducers, kind.encode_sub, kind.decode_sub)
 
     @classmethod
     def of_shape(
@@ -90,12 +94,15 @@ class PaneReader:
         unmerged: Callable[[bytes], Any] | None = None,
     ) -> PaneReader:
         """Without it (rule 5)."""
-        kind = msgspec.convert(shape.window, Fixed | Calendar | Same)
+        kind: WindowKind = msgspec.convert(shape.window, Fixed | Calendar | Same | Session)
         reducers = {name: REMADE[known]() if known in REMADE else None for name, known in shape.reducers.items()}
         return cls(kind, reducers, encode, decode, unmerged)
 
     def rows(self, entries: Iterable[tuple[bytes, bytes]], start: bytes = b"", stop: bytes | None = None) -> Iterator[KeyPanes]:
         """The keys with start <= key < stop, as bytes, that have open panes. entries: those within `PANES`, of one shard or of several."""
+        if isinstance(self.kind, Session):
+            yield from self._sessions(entries, start, stop)
+            return
         stored = _Stored(self, entries)
         runs = [run for table in stored.tables for run in _sorted_runs(table, start, stop)]
         while runs:
@@ -110,9 +117,31 @@ class PaneReader:
 
     def size(self, entries: Iterable[tuple[bytes, bytes]]) -> tuple[int, int]:
         """How many keys have open panes, and how many panes are open."""
+        if isinstance(self.kind, Session):
+            counts = [len(found) for _, found in self._sessions(entries)]
+            return len(counts), sum(counts)
         tables = _Stored(self, entries).tables
         keys = pa.chunked_array([table.names for table in tables], pa.string()).unique()
         return len(keys), len({(int(table.ends[0]), start) for table in tables for start in _starts(table)})
+
+    def _sessions(self, entries: Iterable[tuple[bytes, bytes]], start: bytes = b"", stop: bytes | None = None) -> Iterator[KeyPanes]:
+        """The keys that have open sessions."""
+        stored = _StoredSessions(self, entries)
+        chosen = [table.where(_within(table.names, start, stop)[table.codes]) for table in stored.tables]
+        found = joined(map(stored.unmerged, chosen), stored.merging.combined)
+        if found is not None:
+            told = {name: one if isinstance(one, list) else one.to_pylist() for name, one in stored.merging.shown(found.columns).items()}
+            by_key: dict[str, list[dict[str, Any]]] = {}
+            for at, text in enumerate(found.names.take(pa.array(found.codes)).to_pylist()):
+                own = {"start": int(found.firsts[at]), "end": int(found.ends[at])}
+                by_key.setdefault(text, []).append({**own, **{name: column[at] for name, column in told.items()}})
+            yield from sorted(by_key.items(), key=lambda one: one[0].encode())
+
+
+def _within(names: Any, start: bytes, stop: bytes | None) -> Any:
+    texts = names.cast(pa.binary())
+    found = pc.greater_equal(texts, pa.scalar(start))
+    return (found if stop is None else pc.and_(found, pc.less(texts, pa.scalar(stop)))).to_numpy(zero_copy_only=False)
 
 
 def _starts(table: Partials) -> Iterable[Any]:
@@ -127,7 +156,7 @@ class _Stored:
         known = {name: reducer for name, reducer in reader.reducers.items() if reducer is not None}
         self._stored = [vector_of(known[name]) if name in known else Vector(Reducer()) for name in reader.reducers]
         as_stored = Merging(known, self._stored, reader.encode, reader.decode)
-        self.tables = [table for name, data in entries if len(table := as_stored.table(data, end_of(name)))]
+        self.tables = self._read(as_stored, entries)
         reducers = dict(known)
         at = 0
         for (name, reducer), vector in zip(reader.reducers.items(), self._stored, strict=True):
@@ -139,20 +168,23 @@ class _Stored:
                 reducers[name] = _Unmerged(reader.unmerged or reader.decode)
         self._unmerged = [isinstance(reducers[name], _Unmerged) for name in reader.reducers]
         ordered = {name: reducers[name] for name in reader.reducers}
-        self._merging = Merging(ordered, list(map(vector_of, ordered.values())), reader.encode, reader.decode)
+        self.merging = Merging(ordered, list(map(vector_of, ordered.values())), reader.encode, reader.decode)
+
+    def _read(self, as_stored: Merging, entries: Iterable[tuple[bytes, bytes]]) -> list[Any]:
+        return [table for name, data in entries if name != PANE and len(table := as_stored.table(data, end_of(name)))]
 
     def by_key(self, tables: Sequence[Partials]) -> Iterator[KeyPanes]:
         """All that tables say, merged and by key."""
-        table = self._merging.folded([self._taken(one) for one in tables if len(one)])
+        table = self.merging.folded([self.unmerged(one) for one in tables if len(one)])
         order = np.argsort(table.codes, kind="stable")
         ends = table.ends.tolist()
         if table.starts is not None:
             starts = table.starts.tolist()
         else:
-            assert not isinstance(self._kind, Same)
+            assert isinstance(self._kind, Fixed | Calendar)
             start_of = {end: self._kind.pane_start(end) for end in set(ends)}
             starts = [start_of[end] for end in ends]
-        columns = {name: one if isinstance(one, list) else one.to_pylist() for name, one in self._merging.shown(table).items()}
+        columns = {name: one if isinstance(one, list) else one.to_pylist() for name, one in self.merging.shown(table.columns).items()}
         names, codes = table.names.to_pylist(), table.codes.tolist()
         panes: list[dict[str, Any]] = []
         last = -1
@@ -165,7 +197,7 @@ class _Stored:
         if panes:
             yield names[last], panes
 
-    def _taken(self, table: Partials) -> Partials:
+    def unmerged(self, table: Any) -> Any:
         """A table whose parts stand in lists where they are not merged (rule 5)."""
         if not any(self._unmerged):
             return table
@@ -176,9 +208,23 @@ class _Stored:
             at += vector.width
             if is_unmerged:
                 parts = map(vector.join, zip(*(column.to_pylist() for column in mine), strict=True))
-                mine = [column_of([None if part is None else [part] for part in parts], self._merging.encode)]
+                mine = [column_of([None if part is None else [part] for part in parts], self.merging.encode)]
             columns += mine
         return msgspec.structs.replace(table, columns=columns)
+
+
+class _StoredSessions(_Stored):
+    """Rows of sessions that are not over."""
+
+    def _read(self, as_stored: Merging, entries: Iterable[tuple[bytes, bytes]]) -> list[Any]:
+        told, found = BEGINNING, []
+        for name, data in entries:
+            if name == TOLD:
+                told = max(told, told_in(data))
+            else:
+                found.append(StoredSpans(data))
+                as_stored.check_columns(found[-1].columns)
+        return [stored.where(stored.due(told)) for stored in found]
 
 
 class _Run:

@@ -25,17 +25,17 @@ import pyarrow as pa
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.computation import Computation
 from millstream.core.outcome import Outcome
-from millstream.core.time import END
-from millstream.operators.chain import applied, in_columns
+from millstream.core.time import BEGINNING, END
+from millstream.operators.chain import applied, explained_links
 from millstream.operators.expressions import NotInColumns
 from millstream.operators.merging import NOTHING, Merging
 from millstream.operators.partials import Labels, Partials, coded, decoded, encoded, labels
-from millstream.operators.results import Results
+from millstream.operators.results import Results, WindowResults
 from millstream.operators.rows import StreamRows, rows_of
 from millstream.operators.vectors import OneByOne, Vector, vector_of
 from millstream.operators.window_spec import WindowSpec
 from millstream.operators.windows import Calendar, Fixed, Same
-from millstream.reducers.base import Reducer, spelled
+from millstream.reducers.base import Reducer
 
 if TYPE_CHECKING:
     from millstream.core.operator_step import OperatorStep
@@ -51,11 +51,20 @@ class WindowOperator(Computation):
 
     in_columns = True
     judges_lateness = True
-    folds_ahead = False  # whether partial results may be made before the shard's task sees the records
 
     def __init__(self, spec: WindowSpec) -> None:
         self.spec = spec
         self.vectors: list[Vector] = [vector_of(reducer) for reducer in spec.reducers.values()]
+        is_plain = all(type(vector) is not Vector and not vector.reducer.functions for vector in self.vectors)
+        #: Whether partial results may be made before the shard's task sees the records.
+        self.folds_ahead = not isinstance(spec.kind, Same) and not spec.links and is_plain
+
+    def lifted(self, rows: StreamRows, groups: Labels) -> list[Any]:
+        """The parts of all reducers, by group. Raises NotInColumns."""
+        found: list[Any] = []
+        for vector in self.vectors:
+            found += vector.lifted(rows, groups) if reads(vector.reducer, rows) else unread(vector, groups)
+        return found
 
     def explain(self, types: Mapping[str, str]) -> list[tuple[str, str]]:
         """By part, why it does not work on columns; "" where it does. types: of the columns that it reads, where they are known."""
@@ -67,29 +76,21 @@ class PaneWindow(WindowOperator):
 
     State = type(None)
 
-    def __init__(self, spec: WindowSpec) -> None:
-        super().__init__(spec)
-        is_plain = all(type(vector) is not Vector and not vector.reducer.functions for vector in self.vectors)
-        self.folds_ahead = not isinstance(spec.kind, Same) and not spec.links and is_plain
-
     def late_times(self, times: Any, before: int) -> Any:
         """Which records are late, as a mask; None: none is."""
-        kind = self.spec.kind
+        kind, over = self.spec.kind, over_at(before, self.spec.lateness)
         assert isinstance(kind, Fixed | Calendar)
         ends = kind.pane_ends(times)
-        if kind.last_end(int(ends.min())) > before:
+        if kind.last_end(int(ends.min())) > over:
             return None
-        return kind.last_ends(ends) <= before
+        return kind.last_ends(ends) <= over
 
     def ahead(self, rows: StreamRows) -> tuple[Partials, Any]:
         """Partial results of rows of which none is late, and how many rows are in each. Raises NotInColumns."""
         window = self.spec.kind
         assert isinstance(window, Fixed | Calendar)
         groups = labels(window.pane_ends(rows.times), *coded(rows.keys), ordered=False)
-        columns: list[Any] = []
-        for vector in self.vectors:
-            columns += vector.lifted(rows, groups) if reads(vector.reducer, rows) else unread(vector, groups)
-        return groups.with_columns(columns), groups.count
+        return groups.with_columns(self.lifted(rows, groups)), groups.count
 
     def run_columns(self, step: OperatorStep, given: Arrivals | OperatorInput) -> Outcome:
         return PaneStep(self, step).run(given if isinstance(given, OperatorInput) else rows_of(given))
@@ -109,6 +110,7 @@ class PaneStep(Merging):
         made = [table for rows in given.rows if len(table := self._partials(self.linked(rows, given.one_by_one)))]
         is_one = len(made) == 1 and not given.chunks  # and in order already
         results = self._close(made[0] if is_one else self.folded([*made, *map(decoded, given.chunks)]))
+        step.counts.fired += sum(map(len, results))
         step.counts.next_low = self._next_end()
         return Outcome(step.delta, step.visit.productions, step.counts, results=results)
 
@@ -119,6 +121,9 @@ class PaneStep(Merging):
         if given.rejected:
             self.step.reject(given.rejected)
         self.step.counts.records = sum(map(len, given.rows)) + given.folded
+
+    def over(self, low: int) -> int:
+        return over_at(low, self.spec.lateness)
 
     # --- records to partial results
 
@@ -180,22 +185,9 @@ class PaneStep(Merging):
                 columns += self.columns_of(vector, self._one_by_one(vector, rows, groups))
         return columns
 
-    def lifted_parts(self, rows: StreamRows, groups: Labels) -> list[list[Any]]:
-        """The parts of all reducers, by group, as Python values."""
-        found = []
-        for vector in self.vectors:
-            if not reads(vector.reducer, rows):
-                found.append([None] * len(groups))
-                continue
-            try:
-                found.append(self.parts_of(vector, vector.lifted(rows, groups)))
-            except NotInColumns:
-                found.append(self._one_by_one(vector, rows, groups))
-        return found
-
     def _placed(self, rows: StreamRows) -> tuple[Any, Any, Any]:
         """The pane of every record, by end (and start), and which of them are late; None: none is."""
-        kind, before = self.spec.kind, self.times.late_before
+        kind, over = self.spec.kind, self.over(self.times.late_before)
         if isinstance(kind, Same):
             try:
                 ends, starts = (np.array([value[name] for value in rows.values()], np.int64) for name in ("end", "start"))
@@ -204,10 +196,10 @@ class PaneStep(Merging):
             last = ends
         else:
             ends, starts = kind.pane_ends(rows.times), None
-            if kind.last_end(int(ends.min())) > before:
+            if kind.last_end(int(ends.min())) > over:
                 return ends, starts, None
             last = kind.last_ends(ends)
-        late = last <= before
+        late = last <= over
         return ends, starts, late if late.any() else None
 
     def _one_by_one(self, vector: Vector, rows: StreamRows, groups: Labels) -> list[Any]:
@@ -249,7 +241,7 @@ class PaneStep(Merging):
     def _stored(self, until: int) -> dict[int, list[bytes]]:
         """The entries of panes with ends up to a time, by end."""
         found: dict[int, list[bytes]] = {}
-        for name in self.store.keys(PANE, first_name(until + 1) if until < END else AFTER):  # type: ignore[attr-defined]
+        for name in self.store.keys(FIRST, entry_name(until + 1) if until < END else AFTER):  # type: ignore[attr-defined]
             found.setdefault(end_of(name), []).append(name)
         return found
 
@@ -275,7 +267,7 @@ class PaneStep(Merging):
         for start, end in kind.closing(panes, after, low):
             tables = [self._table(name) for at in panes if start < at <= end for name in stored.get(at, ())]
             tables += [fresh[at] for at in panes if start < at <= end and at in fresh]
-            table = self.folded([_at(one, end) for one in tables])
+            table = self.folded([at_end(one, end) for one in tables])
             results.append(self.results(table, np.zeros(len(table), np.int64), np.array([start]), np.array([end])))
         return results
 
@@ -290,15 +282,18 @@ class PaneStep(Merging):
 
     def _keep(self, end: int, table: Partials) -> None:
         """Puts partial results of a pane that stays open into the store (rule 5)."""
-        first = first_name(end)
-        alike = [name for name in self.store.keys(first, first_name(end, 255)) if name[9] == _class(len(table))]  # type: ignore[attr-defined]
-        if len(alike) >= MERGED - 1:
+        stored = list(self.store.keys(entry_name(end), entry_name(end, 255)))  # type: ignore[attr-defined]
+        stored = [name for name in stored if self._may_merge(name, end)]
+        while len(alike := [name for name in stored if class_of(name) == row_class(len(table))]) >= MERGED - 1:
             table = self.folded([*map(self._table, alike), table])
+            stored = [name for name in stored if name not in alike]
             for name in alike:
                 self._drop(name)
         self.step.counts.keys += len(table)
-        data = encoded(table, self.encode, self.decode)
-        self.step.delta[_NAME.pack(PANE, end + _BIAS, _class(len(table)), self.times.epoch)] = data
+        self.step.delta[entry_name(end, row_class(len(table)), self.times.epoch)] = encoded(table, self.encode, self.decode)
+
+    def _may_merge(self, name: bytes, end: int) -> bool:
+        return True
 
     def _drop(self, name: bytes) -> None:
         self.step.counts.keys -= len(self._table(name))
@@ -307,7 +302,7 @@ class PaneStep(Merging):
     def _next_end(self) -> int | None:
         """The end of the next window that has anything."""
         delta = self.step.delta
-        ahead = next((end_of(name) for name in self.store.keys(PANE, AFTER) if delta.get(name, b"") is not None), None)  # type: ignore[attr-defined]
+        ahead = next((end_of(name) for name in self.store.keys(FIRST, AFTER) if delta.get(name, b"") is not None), None)  # type: ignore[attr-defined]
         ends = [end_of(name) for name, data in delta.items() if data is not None and name.startswith(PANE)]
         pane = min((end for end in (ahead, min(ends, default=None)) if end is not None), default=None)
         if pane is None or isinstance(self.spec.kind, Same):
@@ -320,19 +315,17 @@ class PaneStep(Merging):
         """What is told of some windows. window: the place of each row's in starts and ends."""
         step, spec = self.step, self.spec
         stream = step.wiring.streams[0]
-        step.counts.fired += len(table)
         fields = ("key",) if spec.fields is None else spec.fields
         windows = (window, starts, ends)
         with_ids = stream in step.visit.named_streams
-        return Results(step.name, stream, table.codes, table.names, windows, fields, self.shown(table), step.visit.least, with_ids)
+        return WindowResults(
+            step.name, stream, table.codes, table.names, windows, fields, self.shown(table.columns), step.visit.least, with_ids
+        )
 
 
 def explained_parts(spec: WindowSpec, vectors: Sequence[Vector], types: Mapping[str, str]) -> list[tuple[str, str]]:
     """The steps and reducers of a window, each with the reason why it does not work on columns."""
-    links = [link for links in spec.links.values() for link in links]
-    found = [
-        (f"{kind} {spelled(function)}", "" if in_columns([(kind, function)]) else "it is a Python function") for kind, function in links
-    ]
+    found = explained_links([link for links in spec.links.values() for link in links])
     for name, vector in zip(spec.reducers, vectors, strict=True):
         why = vector.reason if type(vector) is Vector else "it has a Python function" if vector.reducer.functions else ""
         kind = types.get(getattr(vector.reducer, "field", None) or "")
@@ -340,6 +333,11 @@ def explained_parts(spec: WindowSpec, vectors: Sequence[Vector], types: Mapping[
             why = vector.why_not(kind)
         found.append((f"{name} = {vector.reducer.describe()}", why))
     return found
+
+
+def over_at(low: int, lateness: int) -> int:
+    """Windows that end up to then are over for good."""
+    return low if low == END else max(low - lateness, BEGINNING)
 
 
 def attempted(lift: Callable[[StreamRows, Labels], Any], rows: StreamRows, groups: Labels) -> Any:
@@ -360,10 +358,11 @@ def unread(vector: Vector, groups: Labels) -> list[Any]:
     return [pa.nulls(len(groups), pa.int64())] * vector.width
 
 
-def first_name(end: int, kind: int = 0) -> bytes:
-    return _NAME.pack(PANE, end + _BIAS, kind, 0)
+def entry_name(end: int, rows: int = 0, epoch: int = 0) -> bytes:
+    return _NAME.pack(PANE, end + _BIAS, rows, epoch)
 
 
+FIRST = PANE + b"\0"  # the entry PANE itself is no pane: what is to be noted of all
 AFTER = PANE + b"\xff" * 18
 
 
@@ -371,10 +370,19 @@ def end_of(name: bytes) -> int:
     return int.from_bytes(name[1:9], "big") - _BIAS
 
 
-def _class(rows: int) -> int:
+def epoch_of(name: bytes) -> int:
+    return int.from_bytes(name[10:18], "big")
+
+
+def class_of(name: bytes) -> int:
+    return name[9]
+
+
+def row_class(rows: int) -> int:
+    """Entries of about as many rows are of one class."""
     return rows.bit_length() // 4
 
 
-def _at(table: Partials, end: int) -> Partials:
+def at_end(table: Partials, end: int) -> Partials:
     """A pane's partial results, as those of a window."""
     return msgspec.structs.replace(table, ends=np.full(len(table), end, np.int64))

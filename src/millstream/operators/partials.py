@@ -63,6 +63,10 @@ class Partials(msgspec.Struct, eq=False):
         found = self.take(np.flatnonzero(chosen[self.codes]))
         return msgspec.structs.replace(found, codes=place[found.codes], names=self.names.filter(pa.array(chosen)))
 
+    def chunk(self, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> bytes:
+        """As bytes, with its ends."""
+        return encoded(self, encode, decode, with_ends=True)
+
     def by_end(self) -> list[tuple[int, Partials]]:
         """One table per end, in order of time."""
         if not len(self):

@@ -1,4 +1,4 @@
-"""What operators produce, as columns: records of one stream whose values are dicts with the same fields.
+"""What operators produce, as columns: records of one stream. Here too are window results, whose values are dicts with the same fields.
 
 Rule: a production's id follows from operator, stream, key and window, so a retry makes the same id. It is made only where somebody reads it.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +17,57 @@ from millstream.core.keys import key_of
 from millstream.core.record import Production
 from millstream.operators.partials import INT, TEXT, Partials, column_of, encoded
 
+if TYPE_CHECKING:
+    from millstream.operators.rows import StreamRows
+
 _NUL = "\0"
 
 
 class Results:
-    """Window results of one stream. A key is a place in `names`, which are key texts; a window a place in `starts` and `ends`. fields: what the key is made
+    """Productions of one stream, in their order. times: their timestamps, a numpy array."""
+
+    times: Any
+
+    def __init__(self, computation: str, stream: str, with_ids: bool) -> None:
+        self.computation, self.stream, self.with_ids = computation, stream, with_ids
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def python_keys(self) -> list[Any]:
+        raise NotImplementedError
+
+    def values(self) -> Iterator[Any]:
+        """The values, as Python objects."""
+        raise NotImplementedError
+
+    def made_ids(self) -> list[str]:
+        raise NotImplementedError
+
+    def content(self, encode: Callable[[Any], bytes]) -> bytes:
+        """Bytes that are equal for equal results, for digests."""
+        raise NotImplementedError
+
+    def rows(self) -> StreamRows | None:
+        """The productions as an operator in the same task reads them; None: they are handed over one by one."""
+        return None
+
+    def ids(self) -> list[str]:
+        return self.made_ids() if self.with_ids else [""] * len(self)
+
+    def productions(self, encode: Callable[[Any], bytes]) -> list[Production]:
+        """Each result as a record of its own."""
+        rows = zip(self.python_keys(), self.times.tolist(), self.ids(), self.values(), strict=True)
+        return [Production(self.stream, key, time, id, encode(value)) for key, time, id, value in rows]
+
+    def json_lines(self, encode: Callable[[Any], bytes]) -> bytes:
+        """A line for every result, as `sinks.files` writes it. encode: one value, as JSON."""
+        rows = zip(self.python_keys(), self.times.tolist(), self.values(), strict=True)
+        return b"".join(encode({"key": key, "timestamp": time, "value": value}) + b"\n" for key, time, value in rows)
+
+
+class WindowResults(Results):
+    """What windows tell. A key is a place in `names`, which are key texts; a window a place in `starts` and `ends`. fields: what the key is made
     of. columns: the rest of the value, by name, Arrow arrays or lists of Python values. least: no timestamp is older."""
 
     def __init__(
@@ -36,16 +82,17 @@ class Results:
         least: int,
         with_ids: bool,
     ) -> None:
-        self.computation, self.stream, self.codes, self.names = computation, stream, codes, names
+        super().__init__(computation, stream, with_ids)
+        self.codes, self.names = codes, names
         self.window, self.starts, self.ends = windows
-        self.fields, self.columns, self._with_ids = fields, columns, with_ids
+        self.fields, self.columns = fields, columns
         self.times_of_windows = np.maximum(self.ends - 1, least)
 
     def __len__(self) -> int:
         return len(self.codes)
 
     @property
-    def times(self) -> Any:
+    def times(self) -> Any:  # type: ignore[override]
         return self.times_of_windows[self.window]
 
     def python_keys(self) -> list[Any]:
@@ -56,7 +103,6 @@ class Results:
         return list(map(key_of, self.names.to_pylist()))
 
     def values(self) -> Iterator[dict[str, Any]]:
-        """The values, as Python objects."""
         lists: list[Any] = []
         if len(self.fields) == 1:
             lists.append(self.python_keys())
@@ -67,9 +113,7 @@ class Results:
         names = [*self.fields, "start", "end", *self.columns]
         return (dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True))
 
-    def ids(self) -> list[str]:
-        if not self._with_ids:
-            return [""] * len(self)
+    def made_ids(self) -> list[str]:
         about = [
             f"\0{self.computation}\0{self.stream}\0window/{a}/{b}".encode()
             for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True)
@@ -78,28 +122,19 @@ class Results:
         pairs = zip(self.codes.tolist(), self.window.tolist(), strict=True)
         return [blake2b(texts[code] + about[window], digest_size=16).hexdigest() for code, window in pairs]
 
-    def productions(self, encode: Callable[[Any], bytes]) -> list[Production]:
-        """Each result as a record of its own."""
-        rows = zip(self.python_keys(), self.times.tolist(), self.ids(), self.values(), strict=True)
-        return [Production(self.stream, key, time, id, encode(value)) for key, time, id, value in rows]
-
     def content(self, encode: Callable[[Any], bytes]) -> bytes:
-        """Bytes that are equal for equal results, for digests."""
         columns = [column_of(column, encode) if isinstance(column, list) else column for column in self.columns.values()]
         table = Partials(self.ends[self.window], self.codes, self.names, columns, self.starts[self.window])
         return encoded(table, _as_it_is, _as_it_is, with_ends=True)
 
     def json_lines(self, encode: Callable[[Any], bytes]) -> bytes:
-        """A line for every result, as `sinks.files` writes it. encode: one value, as JSON. What is the same for all results of a window is made once."""
-        times = zip(self.times_of_windows.tolist(), self.starts.tolist(), self.ends.tolist(), strict=True)
+        """What is the same for all results of a window is made once."""
         names = [encode(name).decode() for name in self.fields]
         keys = self.names if is_plain(self.names) else self._known_keys()
         parts = [keys] if len(names) == 1 else [[key[at] for key in keys] for at in range(len(names))]
         opening = f"{names[0]}:" if names else ""
-        before, behind = [], []
-        for time, start, end in times:
-            before.append(f',"timestamp":{time},"value":{{{opening}')
-            behind.append(f'{"," if names else ""}"start":{start},"end":{end}')
+        before = _texts(',"timestamp":', self.times_of_windows, f',"value":{{{opening}')
+        behind = _texts(f'{"," if names else ""}"start":', self.starts, ',"end":', self.ends)
         pieces: list[Any] = [pa.scalar('{"key":'), self._by_key(keys, encode), self._by_window(before)]
         for at, part in enumerate(parts):
             pieces += [pa.scalar(f",{names[at]}:")] if at else []
@@ -115,13 +150,19 @@ class Results:
     def _by_key(self, column: Any, encode: Callable[[Any], bytes]) -> Any:
         return _json(column, encode).take(pa.array(self.codes))
 
-    def _by_window(self, texts: list[str]) -> Any:
-        return pa.scalar(texts[0]) if len(texts) == 1 else pa.array(texts, TEXT).take(pa.array(self.window))
+    def _by_window(self, texts: Any) -> Any:
+        return texts[0] if len(texts) == 1 else texts.take(pa.array(self.window))
 
 
 def is_plain(keys: Any) -> bool:
     """Whether all key texts are the keys themselves."""
     return not pc.any(pc.starts_with(keys, _NUL)).as_py()
+
+
+def _texts(*pieces: Any) -> Any:
+    """Texts and columns of numbers, one behind the other."""
+    columns = (pa.scalar(one) if isinstance(one, str) else pa.array(one).cast(TEXT) for one in pieces)
+    return pc.binary_join_element_wise(*columns, pa.scalar(""))
 
 
 def _json(column: Any, encode: Callable[[Any], bytes]) -> Any:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Protocol
 from millstream.core.links import FILTER, FLAT_MAP, MAP, Link
 from millstream.core.outcome import DROP
 from millstream.core.time import Duration, duration
-from millstream.core.topology import FAIL, PRODUCTIONS, WINDOW, ComputationSpec, Input, is_expression
+from millstream.core.topology import FAIL, INTERVAL_JOIN, PRODUCTIONS, WINDOW, ComputationSpec, Input, is_expression
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import Expression
 from millstream.operators.functions import as_function
 from millstream.operators.window_spec import WindowSpec, shape_of
-from millstream.operators.windows import Session, WindowKind
+from millstream.operators.windows import Same, Session, WindowKind
 from millstream.reducers.base import Reducer, spelled
 from millstream.reducers.composite import Several, as_reducer
 
@@ -32,6 +32,9 @@ class Graph(Protocol):
     def _operate(self, name: str, factory: Callable[[], Any], inputs: Mapping[str, Any], late: str | None, **options: Any) -> Any: ...
     def _chained(self, branches: tuple[Branch, ...]) -> str: ...
     def _is_injected(self, stream: str) -> bool: ...
+    def _running(self, name: str, inputs: Mapping[str, Any], links: Mapping[str, Any], reducer: Any, **options: Any) -> Any: ...
+    def _looked_up(self, name: str, stream: str, key: Any, right: Any, how: str, on_error: str) -> Any: ...
+    def _changing(self, operator: str, stream: str, is_one_group: bool) -> Any: ...
 
 
 class Branch(NamedTuple):
@@ -174,12 +177,39 @@ class Keyed:
         branches = tuple(branch for one in (self, *others) for branch in one._branches)
         return Keyed(self.pipeline, branches, self._fields)
 
-    def window(self, kind: WindowKind, *, late: str = DROP) -> Windowed:
+    def window(self, kind: WindowKind, *, late: str = DROP, lateness: Duration = 0, early: Duration | None = None) -> Windowed:
         """The records of a key in windows. late: what becomes of records all of whose windows are over: `ms.DROP` (they are counted), or the name of a
-        stream that gets them."""
+        stream that gets them.
+
+        With one of the following, results may change, and are told as changes. lateness: how long after its end, in event time, records may still come to
+        a window. early: how long by the wall clock, at the most, until a record shows in what is told of its window, although that has not ended."""
         if not isinstance(kind, WindowKind):
             raise DefinitionError(f"window({kind!r}): use one of ms.windows, such as ms.windows.tumbling('1m')")
-        return Windowed(self, kind, late)
+        after, before = duration(lateness), None if early is None else duration(early)
+        if isinstance(kind, Same) and (after or before is not None):
+            raise DefinitionError("window(same()): lateness= and early= belong to the window that the results come from")
+        return Windowed(self, kind, late, after, before)
+
+    def reduce(
+        self,
+        reducer: Reducer | Mapping[str, Reducer] | None = None,
+        /,
+        *,
+        name: str,
+        expire: Any = None,
+        on_error: str = FAIL,
+        renamed_from: str | None = None,
+        **named: Reducer,
+    ) -> Any:
+        """The total of every key, always that of all records so far: a view, to be published, or to derive others from.
+
+        name: the identity of its state in the checkpoint. expire: for how long a key is kept that no record comes to, as in `compute`; its total then goes.
+        """
+        branches = distinct(self._branches, self.pipeline._chained)
+        links = {one.stream: one.links for one in branches if one.links}
+        inputs = {one.stream: one.key for one in branches}
+        options = {"expire": expire, "on_error": on_error, "renamed_from": renamed_from}
+        return self.pipeline._running(name, inputs, links, as_reducer(reducer, named), **options)
 
     def join(
         self,
@@ -198,7 +228,14 @@ class Keyed:
         A right record is near if it is at most `after` newer and at most `before` older than the left one. how: "inner", or "left", "right" and "outer",
         which tell a record without a partner with None in the partner's place, as soon as none can come any more. A pair comes once, with the timestamp
         of the newer record.
+
+        other may be a table or a view, too: every record with the document that is there under its key, by order of arrival. how: "inner" or "left".
         """
+        if not isinstance(other, Keyed) and hasattr(other, "source"):
+            if after is not None or before or lateness or late != DROP:
+                raise DefinitionError(f"join {name!r}: a table has no time: leave after=, before=, lateness= and late= out, or use asof")
+            one = self._single(f"join {name!r}")
+            return self.pipeline._looked_up(name, one.stream, one.key, other, how, on_error)
         if not isinstance(other, Keyed):
             raise DefinitionError(f"join {name!r}: the other side is {other!r}: give a stream with its key, other.by(...)")
         if after is None:
@@ -206,7 +243,8 @@ class Keyed:
         from millstream.operators.interval_join import IntervalJoin
 
         make = partial(IntervalJoin, after=duration(after), before=duration(before), how=how, lateness=duration(lateness))
-        return self._joined(other, make, name, late, on_error, {"join": f"after={after!r}, before={before!r}, how={how!r}"})
+        about = {"join": f"after={after!r}, before={before!r}, how={how!r}"}
+        return self._joined(other, make, name, late, on_error, about, kind=INTERVAL_JOIN, in_columns=True)
 
     def asof(
         self, other: Keyed, *, back: Duration | None = None, how: str = "left", late: str = DROP, name: str, on_error: str = FAIL
@@ -219,12 +257,14 @@ class Keyed:
         make = partial(AsOfJoin, back=None if back is None else duration(back), how=how)
         return self._joined(other, make, name, late, on_error, {"asof": f"back={back!r}, how={how!r}"})
 
-    def _joined(self, other: Keyed, make: Callable[..., Any], name: str, late: str, on_error: str, about: dict[str, str]) -> Any:
+    def _joined(
+        self, other: Keyed, make: Callable[..., Any], name: str, late: str, on_error: str, about: dict[str, str], **options: Any
+    ) -> Any:
         left, right = (side._single(f"join {name!r}, {what} side") for side, what in ((self, "left"), (other, "right")))
         if left.stream == right.stream:
             right = right._replace(stream=self.pipeline._chained((Branch(right.stream),)))  # the same records, on two ways
         inputs = {left.stream: left.key, right.stream: right.key}
-        return self.pipeline._operate(name, partial(make, left.stream), inputs, late, on_error=on_error, about=about)
+        return self.pipeline._operate(name, partial(make, left.stream), inputs, late, on_error=on_error, about=about, **options)
 
     def _single(self, what: str) -> KeyedBranch:
         """One stream without steps behind its key."""
@@ -261,8 +301,8 @@ class Keyed:
 class Windowed:
     """A keyed stream in windows."""
 
-    def __init__(self, keyed: Keyed, kind: WindowKind, late: str) -> None:
-        self._keyed, self._kind, self._late = keyed, kind, late
+    def __init__(self, keyed: Keyed, kind: WindowKind, late: str, lateness: int, early: int | None) -> None:
+        self._keyed, self._kind, self._late, self._lateness, self._early = keyed, kind, late, lateness, early
 
     def reduce(
         self,
@@ -279,6 +319,9 @@ class Windowed:
         Its value is a dict: the fields of `by` (or `key`, where that is a function or an expression), `start`, `end`, and what the reducers show, by name; a
         single one is called as its kind is (`ms.count()`: "count"). Its timestamp is `end - 1`, so it falls into the windows that its own window lies in.
         name: the identity of its state in the checkpoint.
+
+        With `lateness=` or `early=` it gives changes, as a view does: publish them, read them as a stream of [prev, next] (`.changes`), or derive views of
+        them. The key of what is published is that of the window: the key and `start`.
         """
         made = as_reducer(reducers, named)
         members = dict(made.members) if isinstance(made, Several) else {getattr(made, "name", type(made).__name__): made}
@@ -290,12 +333,16 @@ class Windowed:
                 )
         branches = distinct(self._keyed._branches, self._keyed.pipeline._chained)
         about = {"window": self._kind.describe(), "reduce": made.describe()}
-        options: dict[str, Any] = {"on_error": on_error, "renamed_from": renamed_from, "about": about, "in_columns": True}
-        if not isinstance(self._kind, Session):
-            options |= {"kind": WINDOW, "window": shape_of(self._kind, members)}
+        options: dict[str, Any] = {"on_error": on_error, "renamed_from": renamed_from, "about": about}
         links = {one.stream: one.links for one in branches if one.links}
-        factory = partial(window_operator, WindowSpec(self._kind, members, fields, links))
-        return self._keyed.pipeline._operate(name, factory, {one.stream: one.key for one in branches}, self._late, **options)
+        spec = WindowSpec(self._kind, members, fields, links, self._lateness, self._early)
+        if not (spec.changes and isinstance(self._kind, Session)):  # those are told key by key
+            options |= {"kind": WINDOW, "window": shape_of(self._kind, members), "in_columns": True}
+        if spec.changes:
+            options |= {"stream": f"{name}~told", "refines": True}
+        pipeline = self._keyed.pipeline
+        told = pipeline._operate(name, partial(window_operator, spec), {one.stream: one.key for one in branches}, self._late, **options)
+        return pipeline._changing(name, told.name, fields == ()) if spec.changes else told
 
 
 def distinct(branches: Sequence[Any], chained: Callable[[tuple[Branch, ...]], str]) -> tuple[Any, ...]:
@@ -315,7 +362,8 @@ def stateless(branches: Sequence[Branch], is_injected: Callable[[str], bool], ta
     inputs = tuple(Input(one.stream, key=() if is_injected(one.stream) else None) for one in branches)
     about = {"steps": "; ".join(f"{kind} {spelled(function)}" for one in branches for kind, function in one.links)}
     make = partial(stateless_steps, {one.stream: one.links for one in branches}, {i.stream: i.key is None for i in inputs})
-    return ComputationSpec(name, make, inputs, (name,), hidden=True, about=about)
+    in_columns = not any(is_injected(one.stream) for one in branches)
+    return ComputationSpec(name, make, inputs, (name,), hidden=True, about=about, in_columns=in_columns)
 
 
 def stateless_steps(links: Mapping[str, Sequence[Link]], keyed: Mapping[str, bool]) -> Any:
@@ -343,6 +391,11 @@ def keyed_inputs(inputs: Sequence[Any], who: str, key: Any) -> tuple[Sequence[An
 
 def window_operator(spec: WindowSpec) -> Any:
     """The operator, made where it runs: it needs pyarrow."""
+    if spec.changes:
+        from millstream.operators.changing_panes import ChangingWindow
+        from millstream.operators.changing_sessions import ChangingSessions
+
+        return ChangingSessions(spec) if isinstance(spec.kind, Session) else ChangingWindow(spec)
     if isinstance(spec.kind, Session):
         from millstream.operators.session import SessionWindow
 

@@ -206,7 +206,7 @@ class First(Vector):
         for column in columns[:-1]:
             if len(np.unique(of)) == len(of):
                 break
-            best = extreme(column.take(pa.array(chosen)), _grouped(of, len(labels)), "max" if self.greatest else "min")
+            best = extreme(column.take(pa.array(chosen)), grouped(of, labels.count), "max" if self.greatest else "min")
             is_best = pc.equal(column.take(pa.array(chosen)), best.take(pa.array(of))).to_numpy(zero_copy_only=False)
             chosen, of = chosen[is_best], of[is_best]
         if len(np.unique(of)) < len(of):
@@ -242,9 +242,9 @@ def vector_of(reducer: Reducer) -> Vector:
     return _VECTORS.get(type(reducer), Vector)(reducer)
 
 
-def _grouped(of: Any, groups: int) -> Labels:
-    """Groups of some rows, of which some may have none."""
-    return Labels(of, np.zeros(groups, np.int64), None)  # type: ignore[arg-type]
+def grouped(of: Any, count: Any) -> Labels:
+    """Groups of some rows that stand in no table."""
+    return Labels(of, count, None)  # type: ignore[arg-type]
 
 
 def _valid(column: Any) -> Any:

@@ -4,8 +4,8 @@ Rules
 1. One listing is of one epoch: that of the reader that it is given.
 2. Memory follows from what is asked for, not from the number of rows.
 3. Nothing that was pickled is loaded unless the caller says so: loading a pickle runs code.
-4. A row of a window operator has for its state the panes that the key has open (`readable/open_windows.py`). How many keys there are is counted where all
-   entries are read anyway, and else not said.
+4. A row of an operator that keeps columns has for its state the panes that the key has open, or the records of it that wait (`readable/open_windows.py`). How
+   many keys there are is counted where all entries are read anyway, and else not said.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import msgspec
 from millstream.core.keys import key_bytes, key_of
 from millstream.core.keyspace import Row
 from millstream.core.record import Timer
-from millstream.operators.pane_rows import PaneReader, UnmergedParts
+from millstream.operators.pane_rows import UnmergedParts
 from millstream.readable import open_windows
+from millstream.readable.open_windows import KeptReader
 from millstream.state.codec import msgpack
 from millstream.state.manifest import ComputationState
 from millstream.state.queries import Reader, hold_of, timers_of
@@ -79,12 +80,12 @@ class Listing(msgspec.Struct):
 
 
 def listed(
-    cut: Reader, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False, reader: PaneReader | None = None
+    cut: Reader, computation: str, limit: int, *, entries: int = 3, unpickle: bool = False, reader: KeptReader | None = None
 ) -> Listing:
     """The first rows of a computation in the order of their keys' bytes, each with the first entries of its MapStates. reader: of a window operator, for
     whoever has the program."""
     state = cut.computation(computation)
-    if state.window is not None:
+    if state.keeps_columns:
         reader = reader or open_windows.reader_of(state, decoder(state.codec, unpickle), unpickle)
         found = islice(open_windows.panes(cut, computation, reader), limit)
         rows = [_open_row(cut, computation, text.encode(), panes) for text, panes in found]
@@ -94,10 +95,10 @@ def listed(
 
 
 def looked_up(
-    cut: Reader, computation: str, keys: Sequence[Any], *, entries: int = 20, unpickle: bool = False, reader: PaneReader | None = None
+    cut: Reader, computation: str, keys: Sequence[Any], *, entries: int = 20, unpickle: bool = False, reader: KeptReader | None = None
 ) -> Listing:
     """The rows of those of the keys that have one, in the order given. reader: as in `listed`."""
-    if cut.computation(computation).window is not None:
+    if cut.computation(computation).keeps_columns:
         views = [open_view(cut, computation, key_bytes(key), unpickle, reader) for key in keys]
         rows = [view for view in views if view is not None]
         return Listing(computation, cut.epoch, None, rows, _about(cut.computation(computation), None))
@@ -162,8 +163,8 @@ def row_view(cut: Reader, computation: str, row_key: bytes, row: Row, *, entries
     return _row(cut, computation, row_key, row, entries, decoder(cut.computation(computation).codec, unpickle))
 
 
-def open_view(cut: Reader, computation: str, row_key: bytes, unpickle: bool = False, reader: PaneReader | None = None) -> RowView | None:
-    """What a window operator has open for a key; None if that is nothing."""
+def open_view(cut: Reader, computation: str, row_key: bytes, unpickle: bool = False, reader: KeptReader | None = None) -> RowView | None:
+    """What an operator keeps in columns of a key; None if that is nothing."""
     state = cut.computation(computation)
     reader = reader or open_windows.reader_of(state, decoder(state.codec, unpickle), unpickle)
     panes = open_windows.panes_of_key(cut, computation, reader, row_key)
@@ -171,7 +172,7 @@ def open_view(cut: Reader, computation: str, row_key: bytes, unpickle: bool = Fa
 
 
 def open_views(cut: Reader, computation: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, RowView]]:
-    """What it has open for the keys with start <= key < stop, in their order."""
+    """What it keeps of the keys with start <= key < stop, in their order."""
     state = cut.computation(computation)
     reader = open_windows.reader_of(state, decoder(state.codec, False))
     for text, panes in open_windows.panes(cut, computation, reader, start, stop):
@@ -182,8 +183,9 @@ def _open_row(cut: Reader, computation: str, row_key: bytes, panes: list[dict[st
     return RowView(key_of(row_key.decode()), cut.shard_of(computation, row_key), panes, False, [], [])
 
 
-def _about(state: ComputationState, panes: int | None) -> OpenWindows:
-    assert state.window is not None
+def _about(state: ComputationState, panes: int | None) -> OpenWindows | None:
+    if state.window is None:
+        return None
     return OpenWindows(state.about.get("window", ""), state.window.is_hopping, panes)
 
 

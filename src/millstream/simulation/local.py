@@ -22,7 +22,7 @@ from millstream.core.outcome import Counts, Outcome
 from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END
-from millstream.core.topology import Topology
+from millstream.core.topology import INTERVAL_JOIN, Topology
 from millstream.core.watermark import Progress, Seen
 from millstream.engine.hints import Hints
 from millstream.engine.next_manifest import injectors_after
@@ -258,7 +258,7 @@ class LocalEngine:
             self.run_epoch()
 
     def state(self, computation: str) -> dict[Any, Any]:
-        """The committed state of every key; of a window operator its open panes (`operators/pane_rows.py`)."""
+        """The committed state of every key; of a window operator its open panes (`operators/pane_rows.py`), of a join of streams the records that wait."""
         kind = self._kind(computation)
         made = self.compiled.make(computation)[0]
         if self.topology.by_name[computation].window is not None:
@@ -266,6 +266,11 @@ class LocalEngine:
 
             entries = (entry for shard in range(self.shards) for entry in self.stores[computation, shard].scan(*PANES))
             return {key_of(text): panes for text, panes in PaneReader.of_operator(made, kind).rows(entries)}  # type: ignore[arg-type]
+        if self.topology.by_name[computation].kind == INTERVAL_JOIN:
+            from millstream.operators.waiting_rows import RECORDS, WaitingReader
+
+            entries = (entry for shard in range(self.shards) for entry in self.stores[computation, shard].scan(*RECORDS))
+            return {key_of(text): records for text, records in WaitingReader(self.compiled.decode_value).rows(entries)}
         return {
             key_of(entry[len(ROW) :].decode()): bound(kind, entry[len(ROW) :], decode_row(raw), store)
             for store in (self.stores[computation, shard] for shard in range(self.shards))

@@ -23,7 +23,7 @@ import msgspec
 from millstream.core.backfill import BuildState
 from millstream.core.keys import key_of, key_text
 from millstream.core.keyspace import ROW, after, decode_row
-from millstream.core.topology import Topology
+from millstream.core.topology import ComputationSpec, Topology
 from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
 from millstream.simulation.diff import same, short
@@ -36,6 +36,7 @@ from millstream.views.check import Discrepancy, Expected
 from millstream.views.join import Join
 from millstream.views.operator import CHANGES, LATEST, ViewOperator
 from millstream.views.table import DocumentTable
+from millstream.views.window_relay import WindowRelay
 
 
 class EpochRead(msgspec.Struct):
@@ -68,8 +69,10 @@ class EpochRead(msgspec.Struct):
                     yield entry[len(ROW) :].decode(), bound(kind, entry[len(ROW) :], decode_row(raw), store)
 
     def whole(self) -> Iterator[str]:
-        """The derived computations that can be looked at (rule 2)."""
+        """The views and joins that can be looked at (rule 2)."""
         for name, one in self.topology.derived.items():
+            if self.topology.by_name[name].relation is None:
+                continue  # a stream: what it has told is no state
             builds = [self.builds[other] for other in (name, *one.senders) if other in self.builds]
             if name not in self.waiting and not any(build.is_filling for build in builds):
                 yield name
@@ -154,9 +157,14 @@ def differences(engine: LocalEngine) -> list[Discrepancy]:
 # --- in different epochs
 
 
+def has_documents(spec: ComputationSpec) -> bool:
+    """Whether it is a table, a view, a join, or what hands on windows that change. The operator of these only refines."""
+    return spec.refines and (spec.relation is not None or spec.hidden)
+
+
 def by_arrival(epoch: EpochRead) -> set[str]:
     """Rule 5: the computations of which the order of arrival says what they are."""
-    refined = [epoch.sender(spec.name) for spec in epoch.topology.computations if spec.refines]
+    refined = [epoch.sender(spec.name) for spec in epoch.topology.computations if has_documents(spec)]
     found = {one.sending.name for one in refined if isinstance(one, DocumentTable) and not one.rules.versioned}
     while True:
         more = {name for name, one in epoch.topology.derived.items() if name not in found and found & set(one.senders)}
@@ -181,13 +189,18 @@ def first_of_state(name: str, got: EpochRead, expected: EpochRead) -> str | None
 
 def essences(name: str, epoch: EpochRead) -> dict[str, Any]:
     """What every row says, by the text of its key."""
-    nothing = epoch.sender(name).State().essence()
+    kept = epoch.sender(name).State
+    if kept is type(None):
+        return {}
+    nothing = kept().essence()
     return {text: essence for text, state in epoch.states(name) if (essence := state.essence()) != nothing}
 
 
 def first_of_streams(sender: ViewOperator, got: dict[str, list[tuple[Any, Any]]], expected: dict[str, list[tuple[Any, Any]]]) -> str | None:
     """The first key of a published stream that leads to something else (rule 4). got, expected: by stream, keys and values in order."""
     for one in sender.sending.shown:
+        if isinstance(sender, WindowRelay) and one.how == CHANGES:
+            continue  # of all windows of a key: what is published says which one
         ends, others = (led_to(rows[one.stream], one.how) for rows in (got, expected))
         for text in sorted(ends.keys() | others.keys()):
             if text not in ends or text not in others or not same(ends[text], others[text]):

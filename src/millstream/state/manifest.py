@@ -14,7 +14,7 @@ from millstream.core.backfill import BuildState
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING
-from millstream.core.topology import EdgeState, RelationSpec, WindowShape
+from millstream.core.topology import INTERVAL_JOIN, EdgeState, RelationSpec, WindowShape
 from millstream.core.watermark import Progress
 from millstream.state import formats
 from millstream.state.segment import SegmentRef
@@ -80,10 +80,15 @@ class ComputationState(msgspec.Struct):
     dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)
     hidden: bool = False  # a helper that the user has not written
     tallies: dict[str, int] = {}  # what its hooks have counted
-    kind: str = ""  # "table", "view", "join" or "window": whoever has no code can tell
+    kind: str = ""  # "table", "view", "join", "window" or "interval join": whoever has no code can tell
     relation: RelationSpec | None = None  # of a table, view or join
     window: WindowShape | None = None  # of a window operator
     about: dict[str, str] = {}  # for people: what it was defined as
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether it keeps columns instead of a row per key."""
+        return self.window is not None or self.kind == INTERVAL_JOIN
 
 
 class SourcePosition(msgspec.Struct):

@@ -118,7 +118,8 @@ class CheckReport(msgspec.Struct):
 def planned(program: Program, latest: Manifest, views: Sequence[str] = (), sample: float = 1.0) -> CheckPlan:
     """What can be checked of a checkpoint, and what of it is asked for (by default all)."""
     manifest = reconciled(latest, program, list(latest.computations))
-    topology, derived = program.topology, program.topology.derived
+    topology = program.topology
+    derived = {name: one for name, one in topology.derived.items() if topology.by_name[name].relation is not None}
     tables = [spec.name for spec in topology.computations if spec.kind == TABLE and spec.name in manifest.computations]
     unknown = [name for name in views if name not in derived and name not in tables]
     if unknown:

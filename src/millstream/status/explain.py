@@ -7,9 +7,9 @@ from typing import Any
 
 from millstream.columnviews import steps
 from millstream.columnviews.explained import explained_relation
-from millstream.core.computation import Computation
 from millstream.core.links import FILTER
 from millstream.core.topology import PRODUCED, WEAK, ComputationSpec, Input, Route, Topology
+from millstream.operators.windows import Session
 from millstream.sources.schema import columns
 
 
@@ -66,7 +66,7 @@ def _computation(topology: Topology, spec: ComputationSpec, begin: str) -> Itera
         if i.stream not in topology.injectors:
             yield f"{indent}reads {i.stream}{_key(i.key)}{_edge(topology, spec, i)}"
     operator = spec.factory()
-    if spec.kind in steps.KINDS:
+    if spec.in_columns and spec.kind in steps.KINDS:
         for part, why in explained_relation(operator):  # type: ignore[arg-type]
             yield f"{indent}{part}: {f'row by row: {why}' if why else 'on columns'}"
     elif spec.in_columns:
@@ -79,24 +79,22 @@ def _computation(topology: Topology, spec: ComputationSpec, begin: str) -> Itera
         yield f"{indent}keeps a row of state per key, with its timers; record by record"
 
 
+def _keeps(operator: Any) -> str:
+    if not hasattr(operator, "spec"):
+        return str(operator.keeps)
+    return f"partial results per key and open {'session' if isinstance(operator.spec.kind, Session) else 'pane'}, in columns; no timers"
+
+
 def _types(topology: Topology, spec: ComputationSpec, operator: Any) -> dict[str, str]:
     """The types of the columns that an operator reads. Those of a stream that is no source, or is mapped before, are not known."""
     found: dict[str, str] = {}
     for i in spec.inputs:
         injector = topology.injectors.get(i.stream)
         known = None if injector is None or injector.value is not None else columns(injector.source.schema)
-        if known is None or any(kind != FILTER for kind, _ in operator.spec.links.get(i.stream, ())):
+        if known is None or any(kind != FILTER for kind, _ in getattr(operator, "spec", operator).links.get(i.stream, ())):
             return {}
         found |= {name: kind.name for name, kind in known.items()}
     return found
-
-
-def _keeps(operator: Computation) -> str:
-    from millstream.operators.session import SessionWindow
-
-    if isinstance(operator, SessionWindow):
-        return "a row per key with its open sessions, and one timer"
-    return "partial results per key and open pane, in columns; no timers"
 
 
 def _edge(topology: Topology, spec: ComputationSpec, i: Input) -> str:

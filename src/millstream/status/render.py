@@ -107,10 +107,12 @@ def line(status: Status) -> str:
         f"{status.epoch_millis:,.0f} ms per epoch",
         f"low watermark {describe(low)}" + ("" if lag is None else f" (lag {span(lag)})"),
     ]
-    if any(c.windows is None for c in status.computations):
+    if any(c.windows is None and c.kept is None for c in status.computations):
         parts += [counted(sum(c.keys for c in status.computations), "key"), counted(sum(c.timers for c in status.computations), "timer")]
     if any(c.windows is not None for c in status.computations):
         parts.append(counted(sum(c.windows.partial_results for c in status.computations if c.windows is not None), "partial result"))
+    if any(c.kept is not None for c in status.computations):
+        parts.append(counted(sum(c.kept for c in status.computations if c.kept is not None), "record") + " kept for a join")
     late = sum(c.late for c in status.computations)
     waiting = sum(c.waiting for c in status.computations)
     dead = sum(c.dead_letters for c in status.computations)
@@ -132,7 +134,9 @@ def changes(status: Status) -> tuple[Any, ...]:
         status.epoch < 0,
         status.waits_for,
         status.records,
-        tuple((c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting, c.windows) for c in status.computations),
+        tuple(
+            (c.low_watermark, c.keys, c.timers, c.records, c.fired, c.produced, c.waiting, c.windows, c.kept) for c in status.computations
+        ),
         tuple(name for name, edge in status.edges.items() if edge.stored),
         tuple((one.name, one.what, one.rows) for one in status.fills),
         (status.mode.generation, status.mode.losses, tuple(status.mode.missing), tuple(_stuck(status.mode))),
@@ -140,11 +144,14 @@ def changes(status: Status) -> tuple[Any, ...]:
 
 
 def _details(status: Status) -> list[RenderableType]:
-    """Which windows are open, what holds time back, what deduplication did, what adaptive edges do."""
+    """Which windows are open, what joins keep, what holds time back, what deduplication did, what adaptive edges do."""
     parts: list[RenderableType] = []
     windows = [(c.name, _oldest(c.windows)) for c in status.computations if c.windows is not None]
     if windows:
         parts += ["", _pairs("window operator", "open windows", windows)]
+    joins = [(c.name, counted(c.kept, "record")) for c in status.computations if c.kept is not None]
+    if joins:
+        parts += ["", _pairs("join", "kept for partners to come", joins)]
     waiting = [(c.name, str(c.held_back_by)) for c in status.computations if c.held_back_by.text and c.low_watermark < END]
     if waiting:
         parts += ["", _pairs("computation", "held back by", waiting)]
@@ -290,7 +297,10 @@ def _computations(found: Sequence[ComputationStatus]) -> _Fitting:
             moment(one.low_watermark),
             span(one.lag),
             span(one.behind),
-            *("-" if one.windows is not None and field in ("keys", "timers") else f"{getattr(one, field):,}" for field in counts),
+            *(
+                "-" if (one.windows is not None or one.kept is not None) and field in ("keys", "timers") else f"{getattr(one, field):,}"
+                for field in counts
+            ),
             size(one.log_bytes),
         ]
         for one in found

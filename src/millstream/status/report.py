@@ -13,7 +13,7 @@ from millstream.core.authority import Holder, holder
 from millstream.core.dedup import DedupCounts
 from millstream.core.outcome import LateRecord
 from millstream.core.time import BEGINNING, END
-from millstream.core.topology import EdgeState
+from millstream.core.topology import INTERVAL_JOIN, EdgeState
 from millstream.engine.epochs import wall_clock
 from millstream.engine.metrics import EpochStats
 from millstream.engine.plan import standings_of
@@ -35,7 +35,7 @@ class WindowStatus(msgspec.Struct):
 
 
 class ComputationStatus(msgspec.Struct):
-    """One computation. A window operator has `windows` instead of keys and timers.
+    """One computation. A window operator has `windows` instead of keys and timers, and a join of streams `kept`.
 
     lag: its low watermark's distance to the newest timestamp injected; behind: the same to the wall clock of the last epoch; in milliseconds.
     held_back_by: what its low watermark waits for.
@@ -63,6 +63,7 @@ class ComputationStatus(msgspec.Struct):
     dedup: DedupCounts | None = None  # None where no id was checked
     ids_held: int = 0
     windows: WindowStatus | None = None  # of a window operator
+    kept: int | None = None  # of a join of streams: how many records it keeps for partners to come
 
 
 class InjectorStatus(msgspec.Struct):
@@ -182,7 +183,7 @@ def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochSt
                 name=name,
                 low_watermark=c.low_watermark,
                 lag=max(0, newest - c.low_watermark) if newest is not None and BEGINNING < c.low_watermark < END else None,
-                keys=sum(s.keys for s in c.shards) if c.window is None else 0,
+                keys=sum(s.keys for s in c.shards) if not c.keeps_columns else 0,
                 timers=sum(s.timers for s in c.shards),
                 records=c.records,
                 late=c.late,
@@ -201,6 +202,7 @@ def status_of(pipeline: str, manifest: Manifest | None, recent: Sequence[EpochSt
                 dedup=c.dedup if c.dedup.checked else None,
                 ids_held=sum(s.ids for s in c.shards),
                 windows=_windows(c),
+                kept=sum(s.keys for s in c.shards) if c.kind == INTERVAL_JOIN else None,
             )
             for name, c in manifest.computations.items()
         ],

@@ -12,7 +12,10 @@ cut through all tables and views. Pure: this package imports `core` and `reducer
     aggregate    a view: groups and their totals
     agg_tree     a large group: leaves of contributions, and inner nodes of partial results above them
     distinct     different values, counted by reference
+    window_relay  windows that change, as documents
     join         a join by key or foreign key
+    running      the total of every group of a stream
+    lookup       records of a stream with the documents of their keys
     cdc          how a source says what has changed
     fingerprint  whether the code of a view has changed
     check        what is kept, compared with what the documents come to

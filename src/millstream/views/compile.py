@@ -3,6 +3,7 @@
 table    one DocumentTable, keyed by the document's key. The maps of all that derive from it run inside
 view     one Aggregate, keyed by the group
 join     one Join, keyed by the right side's key
+windows  for windows that change, a WindowRelay in the task of their operator, or a WindowTable where a view derives from them
 """
 
 from __future__ import annotations
@@ -17,11 +18,27 @@ from millstream.core.topology import DEAD_LETTER, PRODUCED, STRONG, WEAK, Comput
 from millstream.reducers.base import spelled
 from millstream.views.aggregate import Aggregate
 from millstream.views.change import ViewCodec
-from millstream.views.dsl import JOIN, TABLE, VIEW, Joined, Mapped, PipelineTable, Relation, View, own_key
+from millstream.views.dsl import (
+    JOIN,
+    TABLE,
+    VIEW,
+    Joined,
+    Lookups,
+    Mapped,
+    PipelineTable,
+    Relation,
+    RunningView,
+    View,
+    WindowChanges,
+    own_key,
+)
 from millstream.views.fingerprint import fingerprint
 from millstream.views.join import Join
+from millstream.views.lookup import Lookup
 from millstream.views.operator import Downstream, Sending, Shown
+from millstream.views.running import RunningTotal
 from millstream.views.table import DocumentTable
+from millstream.views.window_relay import WindowRelay, WindowTable, window_identity, window_start
 
 
 def compiled(relations: Sequence[Relation], codec: Codec) -> list[ComputationSpec]:
@@ -32,6 +49,10 @@ def compiled(relations: Sequence[Relation], codec: Codec) -> list[ComputationSpe
             _wire_view(relation, downstreams, inputs)
         elif isinstance(relation, Joined):
             _wire_join(relation, downstreams, inputs)
+        elif isinstance(relation, Lookups):
+            downstreams[relation.right.source.name].append(
+                Downstream(relation.name, f"{relation.name}~right", relation.right.links, right=True)
+            )
     return [_specified(relation, downstreams[relation.name], inputs[relation.name], codec) for relation in relations]
 
 
@@ -55,14 +76,30 @@ def _wire_join(join: Joined, downstreams: dict[str, list[Downstream]], inputs: d
 def _specified(relation: Relation, downstreams: Sequence[Downstream], inputs: Sequence[Input], codec: Codec) -> ComputationSpec:
     name = relation.name
     sending = Sending(name, codec, tuple(downstreams), tuple(Shown(stream, how) for how, stream in relation.shown.items()))
+    own = f"{name}.dead-letters" if getattr(relation, "on_error", "") == DEAD_LETTER else None
+    if isinstance(relation, Lookups):
+        right = f"{name}~right"
+        derives = Derivation((relation.right.source.name,), "", fingerprint(relation.right.links, relation.how), is_join=True)
+        both = (relation.left, Input(right, PRODUCED))
+        factory: Any = partial(Lookup, name, right, relation.how, codec)
+        return ComputationSpec(name, factory, both, (name,), dead_letters=own, derives=derives, about=_about(relation))
     letters = [one.dead_letters for one in downstreams if one.dead_letters]
     streams = dict.fromkeys([*(one.stream for one in downstreams), *relation.shown.values(), *letters])
     about, renamed = _about(relation), relation.renamed_from
     made = partial(ComputationSpec, name, produces=tuple(streams), codec=ViewCodec(codec), refines=True, about=about, renamed_from=renamed)
     if isinstance(relation, PipelineTable):
-        factory: Any = partial(DocumentTable, sending, relation.rules)
-        own = f"{name}.dead-letters" if relation.on_error == DEAD_LETTER else None
+        factory = partial(DocumentTable, sending, relation.rules)
         return made(factory=factory, inputs=relation.inputs, kind=TABLE, relation=RelationSpec(), dead_letters=own, in_columns=True)
+    if isinstance(relation, RunningView):
+        factory = partial(RunningTotal, sending, relation.reducer, relation.steps)
+        options: Any = {"kind": VIEW, "relation": RelationSpec(origins=False, inverts=True), "expire": relation.expire, "dead_letters": own}
+        return made(factory=factory, inputs=relation.inputs, **options)
+    if isinstance(relation, WindowChanges):
+        if not downstreams:
+            inputs = [Input(relation.stream, None)]
+            return made(factory=partial(WindowRelay, sending, relation.is_one_group), inputs=tuple(inputs), hidden=True)
+        inputs = [Input(relation.stream, window_start if relation.is_one_group else window_identity)]
+        return made(factory=partial(WindowTable, sending), inputs=tuple(inputs), kind=TABLE, relation=RelationSpec())
     senders = tuple(dict.fromkeys(sender.name for sender in relation.senders))
     if isinstance(relation, View):
         options, reducer, of = relation.options, relation.reducer, relation.of
@@ -85,6 +122,12 @@ def _about(relation: Relation) -> dict[str, str]:
         found = {"reads": ", ".join(one.stream for one in relation.inputs), "key": _spelled_key(relation.inputs[0].key)}
         found["versions"] = "the greatest counts" if rules.versioned else "none: epochs count in their order"
         return found if rules.columns is None else {**found, "columns": ", ".join(rules.columns)}
+    if isinstance(relation, RunningView):
+        return {"reads": ", ".join(one.stream for one in relation.inputs), "reducer": relation.reducer.describe()}
+    if isinstance(relation, Lookups):
+        return {"join": f"{relation.left.stream} with {_spelled(relation.right)}, how={relation.how!r}"}
+    if isinstance(relation, WindowChanges):
+        return {"reads": relation.operator}
     if isinstance(relation, View):
         found = {"of": _spelled(relation.of.mapped), "by": _spelled_by(relation.of.group), "reducer": relation.reducer.describe()}
         found["origins"] = "kept" if relation.options.origins else "not kept"

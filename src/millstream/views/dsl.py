@@ -144,6 +144,11 @@ class Relation(Mapped):
         pipeline._define(self)
 
     @property
+    def title(self) -> str:
+        """What its published rows are called."""
+        return self.name
+
+    @property
     def changes(self) -> Any:
         """Its changes as a stream of [prev, next] under the row's key, for `compute`."""
         return self.pipeline._changes_of(self)
@@ -177,6 +182,57 @@ class PipelineTable(Relation):
         self.rules = rules
         self.on_error = on_error
         self.renamed_from = renamed_from
+
+
+class WindowChanges(Relation):
+    """Windows that change, as an operator tells of them (`operators/changing_panes.py`). A view that derives from them keeps them all."""
+
+    def __init__(self, operator: str, stream: str, is_one_group: bool, pipeline: Definitions) -> None:
+        super().__init__(f"{operator}.windows", pipeline)
+        self.operator, self.stream, self.is_one_group = operator, stream, is_one_group
+
+    @property
+    def title(self) -> str:
+        return self.operator
+
+    def show(self, how: str) -> str:
+        self.shown[how] = f"{self.operator}.changes" if how == CHANGES else f"{self.operator}~{how}"
+        return self.shown[how]
+
+    def __repr__(self) -> str:
+        return f"WindowChanges({self.operator!r})"
+
+
+class RunningView(Relation):
+    """The total of every group of a stream. links: by stream, what is done to its records before."""
+
+    def __init__(
+        self, name: str, pipeline: Definitions, inputs: Sequence[Input], links: Mapping[str, Any], reducer: Reducer, **options: Any
+    ) -> None:
+        if any(getattr(one, "of", None) for one in getattr(reducer, "members", {"": reducer}).values()):
+            raise DefinitionError(
+                f"view {name!r}: {reducer!r}: of= is for windows. Leave it out, or filter the streams before they are merged."
+            )
+        super().__init__(name, pipeline)
+        self.inputs, self.steps, self.reducer = tuple(inputs), links, by_reference(reducer)
+        self.expire, self.on_error, self.renamed_from = options["expire"], options["on_error"], options["renamed_from"]
+
+
+class Lookups(Relation):
+    """Records with the documents of a relation. It has no rows that others could derive from: what comes of it is a stream."""
+
+    def __init__(self, name: str, pipeline: Definitions, left: Input, right: Relation | Mapped, how: str, on_error: str) -> None:
+        if how not in (INNER, LEFT):
+            raise DefinitionError(f'join {name!r}: how={how!r}: use "inner" or "left"')
+        if isinstance(right.source, Joined):
+            raise DefinitionError(
+                f"join {name!r}: the right side is the join {right.source.name!r}, whose rows are many per key. Collect them first."
+            )
+        if FLAT_MAP in [kind for kind, _ in right.links]:
+            raise DefinitionError(f"join {name!r}: a flat_map on the right side would give several documents for one key")
+        self.left, self.right, self.how, self.on_error = left, right, how, on_error
+        self.senders = (right.source,)
+        super().__init__(name, pipeline)
 
 
 class ViewOptions(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Partial results before the exchange: what a task has read becomes one chunk per shard, instead of a row per record (`operators/panes.py`).
+"""Partial results before the exchange: what a task has read becomes one chunk per shard, not a row per record (`operators/panes.py`, `operators/session.py`).
 
 Rules
 1. Only where a record cannot be a duplicate: ids are state of the shard, behind the exchange. And only what columns can do: no function of a user's runs here.
@@ -20,8 +20,6 @@ from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route
 from millstream.engine.program import Compiled
 from millstream.operators.expressions import NotInColumns
-from millstream.operators.panes import PaneWindow
-from millstream.operators.partials import encoded
 from millstream.operators.rows import StreamRows
 
 from . import hashing
@@ -64,11 +62,11 @@ class Folding:
             and injector.dedup is None
             and injector.value is None
             and injector.typed is None
-            and self._operator(route).folds_ahead
+            and bool(self._operator(route).folds_ahead)
         )
 
-    def _operator(self, route: Route) -> PaneWindow:
-        return self._compiled.operator(route.computation)  # type: ignore[no-any-return]
+    def _operator(self, route: Route) -> Any:
+        return self._compiled.operator(route.computation)
 
     def rows_left(self, route: Route, key: Any, times: Any, ids: Any) -> Any:
         """Which rows must travel one by one (rule 2), as a mask; None: none."""
@@ -98,7 +96,7 @@ class Folding:
         for shard in np.unique(of).tolist():
             table = made.of_names(of == shard)
             records = int(counts[of[made.codes] == shard].sum())
-            bodies.append(encode_folded(FoldedRows(records, encoded(table, kind.encode_sub, kind.decode_sub, with_ends=True), about)))
+            bodies.append(encode_folded(FoldedRows(records, table.chunk(kind.encode_sub, kind.decode_sub), about)))
             about = None  # said once
             parts.append(shard + (route.group * shards if route.level == 0 else 0))
         count = len(bodies)

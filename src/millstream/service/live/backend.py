@@ -84,7 +84,7 @@ class LiveBackend:
         as_json = request.header.form == pb.JSON
         with await self.snapshot(request.header) as snapshot:
             name = self.computation(snapshot, request.header.table)
-            if as_json or snapshot.computation(name).window is not None:
+            if as_json or snapshot.computation(name).keeps_columns:
                 found = await asyncio.to_thread(lambda: [row_formats.lookup(snapshot, name, key, as_json) for key in request.keys])
             else:
                 found = [row_formats.read_row(snapshot, name, key) for key in request.keys]
@@ -108,7 +108,7 @@ class LiveBackend:
                 as_json = False  # only a relation shows fewer rows than it keeps
             found = row_formats.scan_part(snapshot, name, request.part, request.start, request.end, request.prefix, as_json)
             rows = ((key, value, version) for key, value in islice(found, request.limit or None))
-            async for page in pages(rows, in_thread=as_json or snapshot.computation(name).window is not None):
+            async for page in pages(rows, in_thread=as_json or snapshot.computation(name).keeps_columns):
                 yield pb.ScanReply(at=at, **columns(page, request.keys_only))
 
     def watch(self, request: pb.WatchRequest) -> AsyncIterator[pb.WatchReply]:

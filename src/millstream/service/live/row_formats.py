@@ -40,7 +40,7 @@ def lookup(snapshot: Reader, computation: str, row_key: bytes, as_json: bool) ->
     """The value of one key, in the form that is wanted; None if there is none."""
     if as_json and snapshot.computation(computation).kind == JOIN:
         return _join_json(snapshot, computation, row_key)
-    if snapshot.computation(computation).window is not None:
+    if snapshot.computation(computation).keeps_columns:
         view = open_view(snapshot, computation, row_key)
         return None if view is None else _open_bytes(view, as_json)
     raw = read_row(snapshot, computation, row_key)
@@ -64,7 +64,7 @@ def rows(snapshot: Reader, computation: str, start: bytes, stop: bytes | None, a
             if start <= key and (stop is None or key < stop):
                 yield key, _json(plain_row(one, False))
         return
-    if snapshot.computation(computation).window is not None:
+    if snapshot.computation(computation).keeps_columns:
         for key, view in open_views(snapshot, computation, start, stop):
             yield key, _open_bytes(view, as_json)
         return

@@ -54,10 +54,14 @@ class Watch:
                     raise RefusedRequest(
                         f"{self._name!r} is a join: watch it in the form BYTES, or publish its changes. It shows rows by other keys than it keeps."
                     )
-                if snapshot.computation(self._name).window is not None:
+                if snapshot.computation(self._name).keeps_columns:
+                    what = (
+                        "a window operator, and what it has open"
+                        if snapshot.computation(self._name).window
+                        else "a join, and what waits in it"
+                    )
                     raise RefusedRequest(
-                        f"{self._name!r} is a window operator, and what it has open cannot be watched: an epoch changes entries of many keys. Scan it, or "
-                        f"publish its results."
+                        f"{self._name!r} is {what} cannot be watched: an epoch changes entries of many keys. Scan it, or publish its results."
                     )
                 self._begin(snapshot)
                 if self._after is not None and self._after > snapshot.epoch:
