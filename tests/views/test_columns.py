@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from columnkit import Epochs, same_on_both_paths
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from effort import seeds, some
-from millstream.columnviews import saying, table_step
+from millstream.columnviews import contributing, saying, table_step, view_step
 from millstream.core.guards import Guards
 
 SCHEMA = "id long, name string, age int, paid double, gone boolean, ts long"
@@ -232,6 +233,107 @@ def test_columns_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_step.News, "tell", counted)
     same_on_both_paths(lean, story(), 1)
     assert len(kept_back) >= 3 and not sum(kept_back)
+
+
+def counted_visits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The groups of views that are visited."""
+    visits: list[str] = []
+    visit_key = view_step.ViewStep.visit_key
+
+    def counted(self: view_step.ViewStep, row_key: bytes, *given: Any) -> None:
+        visits.append(f"{self.name} {row_key.decode()}")
+        visit_key(self, row_key, *given)
+
+    monkeypatch.setattr(view_step.ViewStep, "visit_key", counted)
+    return visits
+
+
+def names_alone() -> ms.Pipeline:
+    pipeline = ms.Pipeline("names")
+    table(pipeline).by("name").reduce(ms.count(), name="names")
+    return pipeline
+
+
+def test_groups_are_not_visited(monkeypatch: pytest.MonkeyPatch) -> None:
+    visits = counted_visits(monkeypatch)
+    run = Epochs(names_alone(), lambda: False, 1)
+    for rows in story():
+        run.run(rows)
+    assert not visits
+    same_on_both_paths(names_alone, moving(1), 1)
+    assert visits  # groups that leave their row, or shrink
+
+
+def spoken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stale document takes its origin out of the group in which it is stated again."""
+    visits = counted_visits(monkeypatch)
+    first, second, _ = story()
+    stale = [{**post, "ts": 0} for post in second["users"]]
+    epochs = [first, second, {"users": stale}, {"users": [*stale[:4], {**stale[0], "ts": 9}]}]
+    run = same_on_both_paths(names_alone, epochs, 1)
+    assert not visits
+    assert any(entry.startswith(b"R") for entry in run.stores["names", 0].entries)
+
+
+def test_an_origin_that_is_spoken_of_twice_stays_on_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoken_twice(monkeypatch)
+
+
+def test_an_origin_that_is_spoken_of_twice_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry as if it was the only one of its origin."""
+    chained = view_step.chained
+
+    def careless(spoken: Any, sets: Any) -> Any:
+        return chained(spoken._replace(first=np.arange(len(sets))), sets)
+
+    monkeypatch.setattr(view_step, "chained", careless)
+    with pytest.raises(AssertionError):
+        spoken_twice(monkeypatch)
+
+
+@pytest.mark.parametrize("most", [0, 1_000])
+def test_origins_are_told_apart_by_all_their_bytes(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As numbers, or, where they are long, as texts."""
+    monkeypatch.setattr(contributing, "_WORDS", most)
+    for seed in range(3):
+        same_on_both_paths(names_alone, moving(seed, epochs=4), 1)
+
+
+def test_origins_that_look_alike_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found in the table is not compared."""
+    monkeypatch.setattr(contributing, "_equal", lambda ones, at, others, where: np.ones(len(at), bool))
+    with pytest.raises(AssertionError):
+        for seed in range(3):
+            same_on_both_paths(names_alone, moving(seed, epochs=4), 1)
+
+
+def test_the_hashes_of_origins_may_all_be_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then they take their places one after the other; more than a few turns, and groups are visited."""
+    monkeypatch.setattr(contributing, "_hashed", lambda columns: np.zeros(len(columns[0]), np.uint64))
+    for seed in range(3):
+        same_on_both_paths(names_alone, moving(seed, epochs=4), 1)
+
+
+def test_leaves_are_split_as_a_visit_would_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_step, "LOAD", view_step.LOAD + 1)
+    with pytest.raises(AssertionError):
+        for seed in range(6):
+            same_on_both_paths(names_alone, moving(seed), 1)
+
+
+def test_the_plan_says_what_runs_on_columns() -> None:
+    plan = functions().explain()
+    for line in (
+        "documents: on columns",
+        "what it tells names: on columns",
+        "what it tells paid: row by row: there is a function in its map",
+        "what it tells letters: row by row: its map may fail (on_error=ms.DEAD_LETTER)",
+        "what it tells pairs: row by row: it is the right side of a join",
+        "groups: row by row: values are counted by reference",
+    ):
+        assert line in plan, line
+    assert "groups with leaves: row by row: the reducer has no inverse" in kept().explain()
+    assert "documents: row by row: their version or deletion is no field" in two_sources().explain()
 
 
 def test_a_version_that_is_older_is_no_news_twin(monkeypatch: pytest.MonkeyPatch) -> None:
