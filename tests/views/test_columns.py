@@ -82,6 +82,22 @@ def two_sources() -> ms.Pipeline:
     return pipeline
 
 
+def raising() -> ms.Pipeline:
+    """Maps that raise, of a table that sends what it cannot take to dead letters, and of a view."""
+    pipeline = ms.Pipeline("raising")
+    users = table(pipeline, on_error=ms.DEAD_LETTER)
+    users.by(lambda row: row.value["name"][0]).reduce(ms.count(), name="letters", origins=False)
+    users.by("age").reduce(ms.count(), name="ages")
+    return pipeline
+
+
+def raising_later() -> ms.Pipeline:
+    pipeline = ms.Pipeline("later")
+    names = table(pipeline).by("name").reduce(ms.count(), name="names")
+    names.by(lambda row: 12 // (row.value - 3)).reduce(ms.count(), name="sizes")
+    return pipeline
+
+
 NAMES = st.sampled_from(["Sue", "Joe", "Tod", "", "\0i7", "Zoë", "x" * 40, "日本"])
 AGES = st.sampled_from([0, 1, 31, 127, 128, 255, 256, 65_535, 65_536, 2**31 - 1, -1, -32, -33, -128, -129, -(2**31), None])
 
@@ -117,7 +133,7 @@ def test_what_is_not_for_columns_goes_beside_what_is(epochs: Any, shards: int) -
     same_on_both_paths(functions, epochs, shards)
 
 
-@pytest.mark.parametrize("make", [lean, functions])
+@pytest.mark.parametrize("make", [lean, functions, raising, raising_later])
 @settings(max_examples=some(240), deadline=None)
 @given(data=st.data())
 def test_what_cannot_be_mapped_is_blamed_in_the_same_words(make: Any, data: Any) -> None:

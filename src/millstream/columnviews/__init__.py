@@ -3,6 +3,7 @@
 What is right is said by the visits; whatever is unusual is left to them, key by key or for a whole shard in an epoch.
 
     steps        which step runs a table or a view
+    column_step  what the steps share, and the way back to visits
     packing      msgpack in columns: values to bytes
     unpacking    and back: where the fields of documents lie in their bytes
     arriving     what has come for a table

@@ -6,7 +6,7 @@ Rules
    faster for the most frequent case.
 2. A consumer's map works in columns where `mapping.reason` is empty; else the operator's own functions are called for rows that have changed.
 3. Entries, productions, counts and tallies are those of the visits, in their order. Places say the order: the key's place among all, then the consumer's.
-4. A shard with few records, one that is scanned, or speaks to a build that waits, and one with a record that cannot be read, is visited as a whole.
+4. A shard that is scanned, or speaks to a build that waits, and one with a record that cannot be read or mapped, is visited as a whole.
 """
 
 from __future__ import annotations
@@ -19,68 +19,41 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.columnviews.arriving import Arriving
+from millstream.columnviews.column_step import ColumnStep, stored
 from millstream.columnviews.mapping import MapInColumns, MappedColumns, reason
 from millstream.columnviews.packing import BINARY, MOST_BYTES, SingleRows, heads_of_bytes, joined, lengths_of, packed_ints, parts_of
 from millstream.columnviews.saying import CONSUMER, KEY, Messages, said_by
 from millstream.columnviews.unpacking import PackedRows, Slices
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.keys import key_of
-from millstream.core.keyspace import ROW, Store
+from millstream.core.keyspace import ROW
 from millstream.core.outcome import Outcome
-from millstream.core.step import Step
-from millstream.operators.rows import StreamRows, arrivals_of, rows_of
+from millstream.operators.rows import StreamRows, arrivals_of
 from millstream.views.change import Document
 from millstream.views.table import DocumentTable
 
-FEW = 64  # records that are worth no columns
 _NO_TIMERS = b"\x90\x90\x90"  # how a row ends that has no timers and holds nothing
 
 
-class TableStep(Step):
-    """Runs one table on one shard for one epoch. Use once."""
+class TableStep(ColumnStep):
+    """Runs one table."""
 
     computation: DocumentTable
 
-    def run(self, arrivals: Arrivals | OperatorInput) -> Outcome:
-        if isinstance(arrivals, Arrivals):
-            if len(arrivals.timestamps) < FEW or not self._may_go_by_columns():
-                return super().run(arrivals)
-            given, ordered = rows_of(arrivals), arrivals
-        else:
-            given, ordered = arrivals, None
-            if given.one_by_one or (sum(map(len, given.rows)) < FEW and not given.by_lot) or not self._may_go_by_columns():
-                return super().run(arrivals_of(given, self.visit.guards.order))
-        try:
-            news = News(self, [rows for rows in given.rows if len(rows)])
-        except SingleRows:
-            return super().run(arrivals_of(given, self.visit.guards.order) if ordered is None else ordered)
-        due, left = self.due_keys()
-        if given.rejected:
-            self.reject(given.rejected)
-        for row_key in news.row_keys:
-            due.pop(row_key, None)
-        news.tell(sorted(due))
+    def may_go_by_columns(self) -> bool:
+        return super().may_go_by_columns() and self.visit.guards.versions
+
+    def run_rows(self, given: OperatorInput, inputs: Sequence[StreamRows], ordered: Callable[[], Arrivals]) -> Outcome:
+        news = News(self, inputs)
+        due, left = self.due_besides(given, news.row_keys)
+        news.tell(due)
         return self.concluded(len(news.arriving), len(news.row_keys) + len(due), left)
-
-    def _may_go_by_columns(self) -> bool:
-        """Rule 4."""
-        table, times = self.computation, self.times
-        waits = any(times.builds[one.consumer].waiting for one in table.downstreams if one.consumer in times.builds)
-        return not times.scans and not waits and self.visit.guards.versions
-
-    def visit_key(self, row_key: bytes, arrivals: Arrivals, group: int) -> None:
-        """A visit of one key with the records of a group."""
-        visit = self._visit if self.wiring.dead_letters is None else self._forgiving
-        at, stop = (arrivals.bounds[group], arrivals.bounds[group + 1]) if group >= 0 else (0, 0)
-        visit(row_key, row_key.decode(), arrivals, at, stop)
 
 
 class News:
     """What came for the keys of a shard, beside what is stored of them. Everything here has a row per key, in the order of keys."""
 
     def __init__(self, step: TableStep, inputs: Sequence[StreamRows]) -> None:
-        if not inputs:
-            raise SingleRows("there are no records")
         self.step, self.table = step, step.computation
         self.arriving = arriving = Arriving(step.computation, inputs)
         self._group(arriving)
@@ -221,7 +194,7 @@ class News:
         none = Arrivals.none()
         for nth, row_key in enumerate(due, len(self.row_keys)):
             mark = len(visit.gathered)
-            step.visit_key(row_key, none, -1)
+            step.visit_key(row_key, none, None)
             messages.add_gathered(visit.gathered[mark:], nth * KEY, row_key)
         visit.gathered.clear()
 
@@ -242,7 +215,10 @@ class News:
         next = [Document(table.key, self.arriving.document(int(self.winner[key])), version)]
         for at in consumers:
             mark = len(visit.gathered)
-            table.send_to(at, table.origin, prev, next)
+            try:
+                table.send_to(at, table.origin, prev, next)
+            except Exception as error:
+                raise SingleRows("a map raises") from error
             yield at, visit.gathered[mark:]
         if is_shown:
             table.show(prev[0].value if prev else None, next[0].value)
@@ -261,12 +237,6 @@ class News:
             batch, places = mine.batch.only(mine.places().tolist())
             rows.append(StreamRows(batch, mine.keys, mine.times, np.array(places, np.int64)))
         return arrivals_of(OperatorInput(rows), self.step.visit.guards.order)
-
-
-def stored(store: Store, entries: Sequence[bytes]) -> list[bytes | None]:
-    """What a store has under some keys."""
-    get_all: Callable[[Sequence[bytes]], list[bytes | None]] | None = getattr(store, "get_all", None)
-    return get_all(entries) if get_all is not None else list(map(store.get, entries))
 
 
 def _read_rows(rows: PackedRows, versioned: bool) -> tuple[Any, Slices]:

@@ -7,7 +7,7 @@ Rules
    row. All else is visited.
 2. What is not known before the contributions have been looked up (how many there are then) may still send a group to its visit: nothing of it is written
    before that.
-3. A shard to which little has come, one that is scanned, is being filled or cuts over, and one with a message that cannot be read, is visited as a whole.
+3. A shard that is scanned, is being filled or cuts over, and one with a message that cannot be read, is visited as a whole.
 4. Different values that are counted by reference have entries of their own: such views are visited.
 """
 
@@ -21,23 +21,23 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from millstream.columnviews.column_step import ColumnStep
+from millstream.columnviews.column_step import stored as stored_entries
 from millstream.columnviews.contributing import Effects, chained, contained, leaf_numbers, looked_up, part_column, rewritten
 from millstream.columnviews.hearing import Hearing
 from millstream.columnviews.packing import BINARY, MOST_BYTES, SingleRows
 from millstream.columnviews.part_sums import Folded, folded
-from millstream.columnviews.table_step import stored as stored_entries
 from millstream.columnviews.unpacking import Field, Slices
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.keys import key_of
 from millstream.core.keyspace import ROW, encode_fields, sub_prefix
 from millstream.core.outcome import Outcome
 from millstream.core.step import Step
-from millstream.operators.rows import StreamRows, arrivals_of, rows_of
+from millstream.operators.rows import StreamRows
 from millstream.views.agg_tree import LEAST, LOAD, Tree
 from millstream.views.aggregate import BACK, FEW, Aggregate, GroupRow
 from millstream.views.change import INSERT, RESTATED
 
-FEW_MESSAGES = 32  # that are worth no columns
 _LEAF = b"\x10\x80\x00\x00\x00"  # what the sub-key of a leaf begins with; its number follows in four bytes
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _NODES = "nodes"
@@ -68,52 +68,27 @@ _decode_row = msgspec.msgpack.Decoder(RowAsStored).decode
 _decode_group = msgspec.msgpack.Decoder(GroupAsStored).decode
 
 
-class ViewStep(Step):
-    """Runs one view on one shard for one epoch. Use once."""
+class ViewStep(ColumnStep):
+    """Runs one view."""
 
     computation: Aggregate
+    few = 32
 
-    def run(self, arrivals: Arrivals | OperatorInput) -> Outcome:
-        if isinstance(arrivals, Arrivals):
-            if len(arrivals.timestamps) < FEW_MESSAGES or not self._may_go_by_columns():
-                return super().run(arrivals)
-            given, ordered = rows_of(arrivals), arrivals
-        else:
-            given, ordered = arrivals, None
-            if given.one_by_one or (sum(map(len, given.rows)) < FEW_MESSAGES and not given.by_lot) or not self._may_go_by_columns():
-                return super().run(arrivals_of(given, self.visit.guards.order))
-        inputs = [rows for rows in given.rows if len(rows)]
-        try:
-            if not inputs:
-                raise SingleRows("nothing has come")
-            heard = Groups(self, inputs)
-        except SingleRows:
-            return super().run(arrivals_of(given, self.visit.guards.order) if ordered is None else ordered)
-        due, left = self.due_keys()
-        if given.rejected:
-            self.reject(given.rejected)
-        for row_key in heard.row_keys:
-            due.pop(row_key, None)
-        heard.settle(lambda: arrivals_of(OperatorInput(inputs), self.visit.guards.order) if ordered is None else ordered)
-        for row_key in sorted(due):
-            self.visit_key(row_key, Arrivals.none(), -1)
+    def may_go_by_columns(self) -> bool:
+        """Rules 3 and 4."""
+        view, guards = self.computation, self.visit.guards
+        build = view.build(view.sending.name)
+        return super().may_go_by_columns() and build.generation == build.active and guards.origins and guards.order and not view.index
+
+    def run_rows(self, given: OperatorInput, inputs: Sequence[StreamRows], ordered: Callable[[], Arrivals]) -> Outcome:
+        heard = Groups(self, inputs)
+        due, left = self.due_besides(given, heard.row_keys)
+        heard.settle(ordered)
+        for row_key in due:
+            self.visit_key(row_key, Arrivals.none(), None)
         if self.visit.gathered:
             self._finish_epoch()
-        return self.concluded(sum(map(len, inputs)), len(heard.row_keys) + len(due), left)
-
-    def _may_go_by_columns(self) -> bool:
-        """Rules 3 and 4."""
-        view, times, guards = self.computation, self.times, self.visit.guards
-        mine = [times.builds[name] for name in (view.sending.name,) if name in times.builds]
-        waits = any(times.builds[one.consumer].waiting for one in view.downstreams if one.consumer in times.builds)
-        is_whole = all(build.generation == build.active for build in mine)
-        return not times.scans and not waits and is_whole and guards.origins and guards.order and not view.index
-
-    def visit_key(self, row_key: bytes, arrivals: Arrivals, group: int) -> None:
-        """A visit of one group with the messages for it."""
-        visit = self._visit if self.wiring.dead_letters is None else self._forgiving
-        at, stop = (arrivals.bounds[group], arrivals.bounds[group + 1]) if group >= 0 else (0, 0)
-        visit(row_key, row_key.decode(), arrivals, at, stop)
+        return self.concluded(len(heard.heard.group), len(heard.row_keys) + len(due), left)
 
 
 class Groups:
@@ -254,10 +229,12 @@ class Groups:
                 self._tell(at, state, heard.times[at])
 
     def _shows(self, at: int, state: _Settled) -> bool:
-        """Works out what a group shows. False if the reducer raises: the visit says so."""
+        """Works out what a group shows. False if the reducer raises, which the visit says, or its contributions do not fit into the row any more."""
         row, stored = state.row, self.rows[at]
         if state.inline is None:
             state.inline = b"\x80" if stored is None else bytes(stored.inline)
+        if not row.leaves and len(state.inline) > self.view.inline and _entries_in(state.inline) > FEW:
+            return False
         try:
             if not self.view.inverts:
                 row.inline = self.view.decode(state.inline)
@@ -297,7 +274,7 @@ class Groups:
         return _Settled(row, contributions if is_moved else None, wrong, leaves)
 
     def _rewrite(self, states: list[_Settled | None]) -> None:
-        """Containers anew. Groups whose contributions do not fit into the row any more are sent to their visits."""
+        """Containers anew."""
         there = np.array([state is not None for state in states], bool)
         chosen = np.flatnonzero(self.is_dirty & there[self.container_group])
         if not len(chosen):
@@ -305,7 +282,7 @@ class Groups:
         heard = self.heard
         origins, parts = (heard.entries.column(one) for one in (heard.origin, heard.parts))
         made = rewritten(self.kept, self.effects, self.entry_container, origins, parts, chosen)
-        delta, view = self.step.delta, self.view
+        delta = self.step.delta
         leaves: dict[int, dict[int, bytes | None]] = {}
         for container, data, group, leaf in zip(
             chosen.tolist(), made, self.container_group[chosen].tolist(), self.container_leaf[chosen].tolist(), strict=True
@@ -314,8 +291,6 @@ class Groups:
             assert state is not None
             if not state.row.leaves:
                 state.inline = data or b"\x80"
-                if state.row.count > FEW and len(state.inline) > view.inline:
-                    states[group] = None
             elif state.leaves > state.row.leaves:
                 leaves.setdefault(group, {})[leaf] = data
             else:
@@ -348,7 +323,10 @@ class Groups:
         view.key = key_of(row_key.decode())
         visit.begin(view.key, row_key, None)
         visit.finish(time)
-        view.say(prev, row.shown, row.restated)
+        try:
+            view.say(prev, row.shown, row.restated)
+        except Exception as error:
+            raise SingleRows("a map raises") from error
         raw = self.raws[at]
         if not row.count and not row.shown:
             if raw is not None:
@@ -360,6 +338,10 @@ class Groups:
         if new != raw:
             step.delta[ROW + row_key] = new
             step.counts.keys += raw is None
+
+
+def _entries_in(map: bytes) -> int:
+    return map[0] & 0x0F if map[0] < 0x90 else int.from_bytes(map[1:3], "big")
 
 
 class _Settled:
