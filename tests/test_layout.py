@@ -31,6 +31,7 @@ LAYERS = {
     "connector": 8,
     "service": 8,
     "readable": 8,
+    "columnviews": 8,
     "operators": 9,
     "state": 9,
     "network": 9,

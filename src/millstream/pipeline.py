@@ -326,11 +326,14 @@ class Pipeline:
         inputs = [
             self._table_input(name, given, name if not at else f"{name}.{at + 1}", key, feed, timestamp) for at, given in enumerate(sources)
         ]
+        is_sorted = len(sources) > 1 or not self._is_injected(inputs[0].stream)
         rules = TableRules(
-            read=cdc.reader(name, feed, version, is_sorted=len(sources) > 1 or not self._is_injected(inputs[0].stream)),
+            read=cdc.reader(name, feed, version, is_sorted),
             versioned=versioned,
             columns=None if columns is None else tuple(columns),
             tombstones=None if tombstones is None else duration(tombstones),
+            said=cdc.said_by_fields(feed, version),
+            is_sorted=is_sorted,
         )
         fields = table_fields(name, inputs, self._injectors, feed, version, columns)
         return PipelineTable(name, self, inputs, rules, on_error, renamed_from, fields)

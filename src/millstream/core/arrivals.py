@@ -13,7 +13,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -38,13 +38,16 @@ class Rejected(msgspec.Struct, frozen=True):
 
 class OperatorInput(msgspec.Struct):
     """What came for an operator that works on columns (`operators/`): the records of each input in no order, and what others have made of records already.
-    folded: how many records are in the chunks. one_by_one: columns are not used, for tests of the other path."""
+    folded: how many records are in the chunks. one_by_one: columns are not used, for tests of the other path. by_lot: the path was drawn, and is taken even
+    where it is not worth it. ordered: makes arrivals of all records, where whoever has brought them can do that faster."""
 
     rows: Sequence[Any]
     rejected: Sequence[Rejected] = ()
     chunks: Sequence[bytes] = ()
     folded: int = 0
     one_by_one: bool = False
+    by_lot: bool = False
+    ordered: Callable[[], Arrivals] | None = None
 
 
 def wrapped(value: Any, why: str) -> dict[str, Any]:

@@ -21,9 +21,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
+
+from millstream.core.time import BEGINNING
 
 ROW = b"R"
 SUB = b"M"
@@ -109,6 +112,15 @@ def timers_until(kind: bytes, time: int) -> tuple[bytes, bytes]:
     """The range of index entries with a time up to and including this one."""
     end = time + _BIAS + 1
     return kind, (kind + end.to_bytes(8, "big") if end < 2**64 else after(kind))
+
+
+def due_timers(store: Store, kind: bytes, until: int, most: int) -> tuple[list[bytes], bytes]:
+    """The row keys of timers of a kind up to a time, so many at most, and where the index goes on behind them."""
+    if until <= BEGINNING:
+        return [], kind
+    start, stop = timers_until(kind, until)
+    found = [entry for entry, _ in islice(store.scan(start, stop), most)]
+    return list(map(timer_row_key, found)), stop if len(found) < most else found[-1]
 
 
 def sub_prefix(row_key: bytes, field: str) -> bytes:

@@ -41,9 +41,17 @@ class Batch:
         """A field of all values as a column (None: the values themselves), where they are columns; else None."""
         return None
 
+    def fields(self) -> Sequence[str] | None:
+        """The fields of all values in their order, where the values are dicts and `column` has each of them as a column; else None."""
+        return None
+
     def id_column(self) -> Any:
         """The ids of all records as a column, where they are one; else None."""
         return None
+
+    def only(self, places: Sequence[int]) -> tuple[Batch, Sequence[int]]:
+        """Some records as a batch, and where they are in it: who reads a few of many has no values made for the others."""
+        return self, places
 
     def anew(self) -> Batch:
         """A copy of these records. Each call of its `value` makes an object that nobody has seen."""

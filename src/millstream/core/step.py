@@ -34,7 +34,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -53,12 +52,12 @@ from millstream.core.keyspace import (
     Store,
     after,
     decode_row,
+    due_timers,
     encode_fields,
     sub_prefix,
     timer_entry,
     timer_row_key,
     timer_time,
-    timers_until,
 )
 from millstream.core.mapstate import MapState
 from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Times, Wiring
@@ -118,21 +117,12 @@ class Step:
 
     def run(self, arrivals: Arrivals) -> Outcome:
         """Visits every key that has records or a due timer."""
-        times = self.times
-        due: dict[bytes, None] = {}
-        left: dict[bytes, bytes] = {}  # where the index goes on behind what is visited
-        for kind, until in ((LOW_TIMER, times.low_watermark), (WALL_TIMER, times.now)):
-            left[kind] = kind
-            if until > BEGINNING:
-                start, stop = timers_until(kind, until)
-                found = [entry for entry, _ in islice(self.store.scan(start, stop), MAX_DUE)]
-                due.update((timer_row_key(entry), None) for entry in found)
-                left[kind] = stop if len(found) < MAX_DUE else found[-1]
+        due, left = self.due_keys()
         bounds = arrivals.bounds
         visit = self._visit if self.wiring.dead_letters is None else self._forgiving
         if arrivals.rejected:
             self.reject(arrivals.rejected)
-        scanned = self._backfill_scans() if times.scans else {}
+        scanned = self._backfill_scans() if self.times.scans else {}
         for group, text in enumerate(arrivals.keys):
             row_key = text.encode()
             due.pop(row_key, None)
@@ -144,10 +134,21 @@ class Step:
             visit(row_key, row_key.decode(), none, 0, 0)
         if self.visit.gathered:
             self._finish_epoch()
-        counts = self.counts
+        return self.concluded(len(arrivals.timestamps), len(arrivals.keys) + len(due), left)
+
+    def due_keys(self) -> tuple[dict[bytes, None], dict[bytes, bytes]]:
+        """The keys with due timers, and where the index goes on behind them."""
+        times = self.times
+        low, low_left = due_timers(self.store, LOW_TIMER, times.low_watermark, MAX_DUE)
+        wall, wall_left = due_timers(self.store, WALL_TIMER, times.now, MAX_DUE)
+        return dict.fromkeys([*low, *wall]), {LOW_TIMER: low_left, WALL_TIMER: wall_left}
+
+    def concluded(self, records: int, touched: int, left: dict[bytes, bytes]) -> Outcome:
+        """What the step has come to. left: where the index of timers goes on behind what was visited."""
+        counts, times = self.counts, self.times
         counts.tallies = self.visit.tallies
-        counts.records = len(arrivals.timestamps)
-        counts.touched = len(arrivals.keys) + len(due)
+        counts.records = records
+        counts.touched = touched
         counts.next_low, next_key = self._earliest(LOW_TIMER, left[LOW_TIMER])
         counts.next_wall, _ = self._earliest(WALL_TIMER, left[WALL_TIMER])
         counts.held, held_by = self._earliest(HOLD, HOLD)

@@ -11,6 +11,7 @@ from itertools import chain
 from time import perf_counter
 from typing import Any
 
+from millstream.columnviews import steps
 from millstream.core.arrivals import Arrivals, OperatorInput, wrapped
 from millstream.core.computation import Computation
 from millstream.core.guards import ALL_GUARDS, Guards
@@ -132,7 +133,8 @@ class Compiled:
             here = self._handed_over(outcomes.values(), fused, in_columns) if fused else arrivals.get(name)
             computation, kind = self.make(name)
             began = perf_counter()
-            made: Any = OperatorStep if in_columns else Step
+            relation = steps.step_of(self.topology.by_name[name].kind) if in_columns else None
+            made: Any = relation or (OperatorStep if in_columns else Step)
             step: Step = made(self._wirings[name], computation, kind, stores[name], times[name], self.encode_value, self.decode_value)
             step.visit.guards = guards
             self.running = step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -111,6 +112,21 @@ def rows_of(arrivals: Arrivals) -> OperatorInput:
         batch = JoinedBatch(stream, [(arrivals.batches[source[at]], arrivals.index[at]) for at in mine])
         found.append(StreamRows(batch, keys.take(pa.array(mine)), times[mine]))
     return OperatorInput(found, arrivals.rejected)
+
+
+def arrivals_of(given: OperatorInput, ordered: bool = True) -> Arrivals:
+    """The rows of all streams, grouped by key in canonical order; without `ordered`, a key's rows stay as they come."""
+    if given.ordered is not None:
+        return given.ordered()
+    found = Arrivals.of(
+        [
+            (text, time, rows.batch.id(at), rows.batch, at)
+            for rows in given.rows
+            for text, time, at in zip(rows.keys.to_pylist(), rows.times.tolist(), rows.places().tolist(), strict=True)
+        ],
+        ordered,
+    )
+    return msgspec.structs.replace(found, rejected=given.rejected)
 
 
 def typed(values: list[Any], name: str | None) -> Any:

@@ -220,7 +220,7 @@ class ListInputs:
         from millstream.operators.rows import rows_of  # it needs pyarrow
 
         found = rows_of(arrivals)  # every attempt takes its own path, and all must come to the same
-        found.one_by_one = self._dice.random() < 0.5
+        found.one_by_one, found.by_lot = self._dice.random() < 0.5, True
         return found
 
     def _identified(self, computation: str, stream: str) -> list[Arrival]:

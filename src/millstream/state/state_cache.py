@@ -58,6 +58,10 @@ class StateCacheView:
     def get(self, key: bytes) -> bytes | None:
         return self._get(key) if len(key) < LONG else value_of(key, self._get(stored_key(key)))
 
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """What `get` gives for each of some keys."""
+        return list(map(self._get if max(map(len, keys), default=0) < LONG else self.get, keys))
+
     def scan(self, start: bytes, stop: bytes, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         return scan_entries(self._transaction, start, stop, reverse, _MARKER)
 

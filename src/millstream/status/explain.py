@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from millstream.columnviews import steps
+from millstream.columnviews.explained import explained_relation
 from millstream.core.links import FILTER
 from millstream.core.topology import PRODUCED, WEAK, ComputationSpec, Input, Route, Topology
 from millstream.operators.windows import Session
@@ -40,7 +42,7 @@ def _key(key: object) -> str:
 def _ahead(topology: Topology, route: Route) -> str:
     """Where partial results of a route are made."""
     spec = topology.by_name[route.computation]
-    if not spec.in_columns:
+    if not spec.in_columns or spec.kind in steps.KINDS:
         return "rows travel one by one"
     operator = spec.factory()
     injector = topology.injectors[route.stream]
@@ -64,7 +66,10 @@ def _computation(topology: Topology, spec: ComputationSpec, begin: str) -> Itera
         if i.stream not in topology.injectors:
             yield f"{indent}reads {i.stream}{_key(i.key)}{_edge(topology, spec, i)}"
     operator = spec.factory()
-    if spec.in_columns:
+    if spec.in_columns and spec.kind in steps.KINDS:
+        for part, why in explained_relation(operator):  # type: ignore[arg-type]
+            yield f"{indent}{part}: {f'row by row: {why}' if why else 'on columns'}"
+    elif spec.in_columns:
         for part, why in operator.explain(_types(topology, spec, operator)):  # type: ignore[attr-defined]
             yield f"{indent}{part}: {f'record by record: {why}' if why else 'on columns'}"
         yield f"{indent}keeps: {_keeps(operator)}"

@@ -144,6 +144,11 @@ class Tree:
         for origin, parts in contributions.items():
             self._loaded[leaf_of(hashed(origin), leaves)][origin] = parts
 
+    def split_to(self, leaves: int) -> None:
+        """As many leaves, one after the other."""
+        while self.leaves < leaves:
+            self._split()
+
     def _split(self) -> None:
         new = self.leaves
         old = new - (1 << (new.bit_length() - 1))

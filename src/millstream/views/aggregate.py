@@ -182,17 +182,21 @@ class Aggregate(ViewOperator):
 
     def _moved(self, total: list[Any] | None, added: Sequence[Any], removed: Sequence[Any]) -> list[Any] | None:
         """A total of a reducer with an inverse, with some parts more and some fewer: how many are inside, and the reducer's own total."""
-        count, inside = (0, None) if total is None else total
         more = [part for part in added if part is not None]
         less = [part for part in removed if part is not None]
-        count += len(more) - len(less)
+        fold = self.reducer.fold
+        return self.moved(total, len(more), fold(more) if more else None, len(less), fold(less) if less else None)
+
+    def moved(self, total: list[Any] | None, more: int, put: Any, less: int, taken: Any) -> list[Any] | None:
+        """A total with so many parts more, which are folded, and so many fewer."""
+        count, inside = (0, None) if total is None else total
+        count += more - less
         reducer = self.reducer
         if more:
-            put = reducer.fold(more)
             inside = put if inside is None else reducer.combine(inside, put)
         if less and inside is not None:
             assert reducer.remove is not None
-            inside = reducer.remove(inside, reducer.fold(less))
+            inside = reducer.remove(inside, taken)
         return [count, inside] if count > 0 else None
 
     def bare(self, total: Any) -> Any:
@@ -222,15 +226,15 @@ class Aggregate(ViewOperator):
         if cutover_name(self.sending.name, build.generation) in self._visit.scans:
             self._cut_over(row, build)
         elif build.generation == build.active:
-            prev, row.shown = row.shown, self._shown(row)
-            self._say(prev, row.shown, row.restated)
+            prev, row.shown = row.shown, self.shown_of(row)
+            self.say(prev, row.shown, row.restated)
         elif is_current:
-            row.shown = self._shown(row)  # nobody is told before the cutover
+            row.shown = self.shown_of(row)  # nobody is told before the cutover
         row.restated = False
         if not row.count and not row.old and not (row.generation == build.active and row.shown):
             self.state = GroupRow(nodes=row.nodes)
 
-    def _shown(self, row: GroupRow) -> list[Any]:
+    def shown_of(self, row: GroupRow) -> list[Any]:
         if row.count <= 0:
             return []
         total = row.total if self.inverts or row.leaves else compact_all(self.reducer, row.inline.values())
@@ -241,7 +245,7 @@ class Aggregate(ViewOperator):
             shown = self.index.told(shown, sizes or self.index.sizes(()))
         return [shown]
 
-    def _say(self, prev: list[Any], next: list[Any], restated: bool) -> None:
+    def say(self, prev: list[Any], next: list[Any], restated: bool) -> None:
         is_same = len(prev) == len(next) and unchanged(prev, next, self.encode)
         if is_same and not restated and not self.is_scanned:
             return
@@ -261,8 +265,8 @@ class Aggregate(ViewOperator):
         prev = row.old if build.active < row.generation <= build.generation else row.shown
         if row.generation != build.generation:  # nothing has come for it
             self._begin_anew(row, build.generation)
-        row.shown, row.old = self._shown(row), []
-        self._say(prev, row.shown, row.restated)
+        row.shown, row.old = self.shown_of(row), []
+        self.say(prev, row.shown, row.restated)
 
     def _grow(self, row: GroupRow) -> None:
         contributions, row.inline = row.inline, {}

@@ -66,6 +66,14 @@ def reader(table: str, feed: Feed, version: Any, is_sorted: bool) -> Reads:
     return _upserts(table, _path(version), _path(feed.deleted), is_sorted)
 
 
+def said_by_fields(feed: Feed, version: Any) -> tuple[str | None, str | None] | None:
+    """The fields of a row that say the version and the deletion, None for what nothing says; None altogether if they are said in another way."""
+    said = (version, feed.deleted)
+    if feed.kind != "upserts" or not all(one is None or (isinstance(one, str) and "." not in one) for one in said):
+        return None
+    return said
+
+
 def _upserts(table: str, version: Callable[[Any], Any] | None, deleted: Callable[[Any], Any] | None, is_sorted: bool) -> Reads:
     def read(record: Record) -> tuple[Any, Any, bool]:
         row = record.value

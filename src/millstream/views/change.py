@@ -6,8 +6,9 @@
     entry       what an origin says to one group
 
 Rules
-1. One message goes to a group from a shard in an epoch, however many origins speak: [generation, entry, entry, ...]. Entries are encoded one by one,
-   where an error can still be blamed on a document, and packed without being looked at again.
+1. One message goes to a group from a shard in an epoch, however many origins speak: [generation, lengths, entry, entry, ...]. Entries are encoded one by
+   one, where an error can still be blamed on a document, and packed without being looked at again. lengths: of the entries, as bytes of 1, 2 or 4 each,
+   little end first, so that whoever reads many messages need not look for where entries end.
 2. An entry of a view that keeps origins *sets* or *removes* the contribution of its origin: [origin, how, parts]. Said twice, it is said once.
    Without origins it takes parts out and puts parts in: [old parts, new parts].
 3. Entries of one origin to one group are in order, and the last one counts.
@@ -15,6 +16,7 @@ Rules
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,11 +52,23 @@ def unchanged(old: Any, new: Any, encode: Callable[[Any], bytes]) -> bool:
 
 def packed(generation: int, entries: Sequence[bytes]) -> bytes:
     """A message of entries that are encoded already (rule 1)."""
-    return b"".join((b"\xdd", (len(entries) + 1).to_bytes(4, "big"), _plain(generation), *entries))
+    lengths = list(map(len, entries))
+    kind = f"<{len(lengths)}{'BHI'[width_of(max(lengths, default=0)) // 2]}"
+    return b"".join((packed_head(generation, len(lengths), struct.pack(kind, *lengths)), *entries))
+
+
+def width_of(length: int) -> int:
+    """How many bytes say the lengths of entries of which this is the longest."""
+    return 1 if length < 2**8 else 2 if length < 2**16 else 4
+
+
+def packed_head(generation: int, entries: int, lengths: bytes) -> bytes:
+    """What stands before so many entries."""
+    return b"\xdd" + (entries + 2).to_bytes(4, "big") + _plain(generation) + _plain(lengths)
 
 
 def unpacked(data: bytes, decode: Callable[[bytes], Any]) -> tuple[int, list[Any]]:
-    generation, *entries = decode(data)
+    generation, _, *entries = decode(data)
     return generation, entries
 
 

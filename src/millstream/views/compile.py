@@ -89,7 +89,7 @@ def _specified(relation: Relation, downstreams: Sequence[Downstream], inputs: Se
     made = partial(ComputationSpec, name, produces=tuple(streams), codec=ViewCodec(codec), refines=True, about=about, renamed_from=renamed)
     if isinstance(relation, PipelineTable):
         factory = partial(DocumentTable, sending, relation.rules)
-        return made(factory=factory, inputs=relation.inputs, kind=TABLE, relation=RelationSpec(), dead_letters=own)
+        return made(factory=factory, inputs=relation.inputs, kind=TABLE, relation=RelationSpec(), dead_letters=own, in_columns=True)
     if isinstance(relation, RunningView):
         factory = partial(RunningTotal, sending, relation.reducer, relation.steps)
         options: Any = {"kind": VIEW, "relation": RelationSpec(origins=False, inverts=True), "expire": relation.expire, "dead_letters": own}
@@ -107,7 +107,7 @@ def _specified(relation: Relation, downstreams: Sequence[Downstream], inputs: Se
         factory = partial(Aggregate, sending, reducer, options.origins, options.inline)
         seen = fingerprint(of.mapped.links, of.group, reducer, options.origins)
         derives = Derivation(senders, options.version, seen, options.keep)
-        return made(factory=factory, inputs=tuple(inputs), kind=VIEW, relation=spec, derives=derives)
+        return made(factory=factory, inputs=tuple(inputs), kind=VIEW, relation=spec, derives=derives, in_columns=True)
     assert isinstance(relation, Joined)
     factory = partial(Join, sending, f"{name}~left", relation.how)
     seen = fingerprint(relation.left.mapped.links, relation.left.group, relation.right.links, relation.how)

@@ -61,6 +61,7 @@ class ViewOperator(Computation):
     """A computation whose rows are documents that others derive from."""
 
     judges_lateness = True
+    folds_ahead = False
 
     def __init__(self, sending: Sending) -> None:
         self.encode = sending.codec.encoder()
@@ -95,12 +96,17 @@ class ViewOperator(Computation):
                 before = ()
             elif is_silent or place == AHEAD:
                 continue
-            if downstream.right:
-                self._hand_over(downstream, before, next, restated)
-            elif len(before) == 1 == len(next) and self.singles[at] is not None and not restated:
-                self._tell_one(at, downstream, origin, before[0], next[0])
-            else:
-                self._tell(at, downstream, origin, before, next, restated)
+            self.send_to(at, origin, before, next, restated)
+
+    def send_to(self, at: int, origin: str, prev: Sequence[Document], next: Sequence[Document], restated: bool = False) -> None:
+        """Tells one consumer."""
+        downstream = self.downstreams[at]
+        if downstream.right:
+            self._hand_over(downstream, prev, next, restated)
+        elif len(prev) == 1 == len(next) and self.singles[at] is not None and not restated:
+            self._tell_one(at, downstream, origin, prev[0], next[0])
+        else:
+            self._tell(at, downstream, origin, prev, next, restated)
 
     def _tell_one(self, at: int, downstream: Downstream, origin: str, prev: Document, next: Document) -> None:
         """What `_tell` does, for the most frequent case: a document that is there before and after, and gives one pair."""

@@ -39,5 +39,5 @@ class RunningTotal(Aggregate):
     def finish_key(self) -> None:
         row = self.state
         prev, self.expired = row.shown if self.expired is None else self.expired, None
-        row.shown = self._shown(row)
-        self._say(prev, row.shown, False)
+        row.shown = self.shown_of(row)
+        self.say(prev, row.shown, False)

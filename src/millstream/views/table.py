@@ -53,12 +53,15 @@ class DocumentRow(msgspec.Struct):
 
 
 class TableRules(msgspec.Struct, frozen=True):
-    """How a table reads its records. columns: fields that are kept; None: all. tombstones: in milliseconds, None for ever."""
+    """How a table reads its records. columns: fields that are kept; None: all. tombstones: in milliseconds, None for ever. said: the fields that say the
+    version and the deletion, None for either that there is none; None if they are said in another way. is_sorted: fields are put in order."""
 
     read: Reads
     versioned: bool
     columns: tuple[str, ...] | None = None
     tombstones: int | None = None
+    said: tuple[str | None, str | None] | None = None
+    is_sorted: bool = False
 
 
 class DocumentTable(ViewOperator):
@@ -68,11 +71,16 @@ class DocumentTable(ViewOperator):
         super().__init__(sending)
         self.rules = rules
 
+    def read(self, record: Record) -> tuple[Any, Any, bool]:
+        """The document that a record brings, its version, and whether it is a deletion."""
+        document, version, deleted = self.rules.read(record)
+        if self.rules.columns is not None and not deleted:
+            document = _only(document, self.rules.columns, self.sending.name)
+        return document, version, deleted
+
     def process_record(self, record: Record) -> None:
         rules = self.rules
-        document, version, deleted = rules.read(record)
-        if rules.columns is not None and not deleted:
-            document = _only(document, rules.columns, self.sending.name)
+        document, version, deleted = self.read(record)
         body = None if deleted else self.encode(document)
         state = self.state
         if not rules.versioned:

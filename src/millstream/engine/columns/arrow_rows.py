@@ -93,12 +93,13 @@ def sent_table(rows: SentRows, offsets: Any, unit: int) -> Any:
 class ColumnBatch(Batch):
     """Rows of an injector, made Python values when somebody asks for the first one."""
 
-    __slots__ = ("_convert", "_ids", "_layout", "_single", "_table", "_values", "_vector")
+    __slots__ = ("_convert", "_ids", "_layout", "_single", "_table", "_typed", "_values", "_vector")
 
     def __init__(
         self, stream: str, table: Any, vector: str, layout: Sequence[ValueColumn], single: bool, typed: type | None = None
     ) -> None:
         super().__init__(stream)
+        self._typed = typed
         self._convert = None if typed is None else converter(typed, stream)
         self._table, self._vector, self._layout, self._single = table, vector, layout, single
         self._values: list[Any] | None = None
@@ -128,6 +129,9 @@ class ColumnBatch(Batch):
         ids = whole(self._table.column("id"))
         return None if ids.null_count else ids
 
+    def fields(self) -> Sequence[str] | None:
+        return None if self._single or self._convert is not None else [column.name for column in self._layout]
+
     def column(self, name: str | None) -> Any:
         if self._convert is not None:
             return None  # each row is looked at
@@ -135,6 +139,12 @@ class ColumnBatch(Batch):
             if name == of.name or (name is None and self._single):
                 return whole(column) if made is as_it_is or not pc.any(pc.starts_with(column, _NUL)).as_py() else None
         return None
+
+    def only(self, places: Sequence[int]) -> tuple[Batch, Sequence[int]]:
+        if self._values is not None:
+            return self, places
+        table = self._table.take(pa.array(places, pa.int64()))
+        return ColumnBatch(self.stream, table, self._vector, self._layout, self._single, self._typed), range(len(places))
 
     def anew(self) -> Batch:
         return RowBatch(self)
@@ -406,8 +416,14 @@ class ArrowInputs:
             of_stream = self._at([route for route in routes if route.stream == stream])
             dropped = np.flatnonzero(~mask) if of_stream is ALL else of_stream[~mask]
             positions = np.setdiff1d(np.arange(len(self._table)) if positions is ALL else positions, dropped, assume_unique=True)
+        in_order = partial(self._in_order, routes, positions, rejected)
         if self._compiled.topology.by_name[computation].in_columns:
-            return self._input_rows(computation, routes, positions, rejected)
+            found = self._input_rows(computation, routes, positions, rejected)
+            found.ordered = in_order
+            return found
+        return in_order()
+
+    def _in_order(self, routes: Sequence[Route], positions: Any, rejected: Sequence[Rejected]) -> Arrivals:
         if positions is not ALL and not len(positions):
             found = Arrivals.none()
         else:
