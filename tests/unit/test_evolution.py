@@ -137,6 +137,6 @@ def test_what_does_not_change_the_meaning_of_open_windows_may_change() -> None:
 
 def test_sessions_that_change_keep_to_their_reducers() -> None:
     before = windowed(ms.windows.session("1m"), lateness="1m")
-    with pytest.raises(CheckpointError, match="that change of sum.*of max"):
+    with pytest.raises(CheckpointError, match=r"that change of sum.*of max"):
         reconciled(kept(before), windowed(ms.windows.session("1m"), lateness="1m", n=ms.max("n")))
     reconciled(kept(before), windowed(ms.windows.session("1m"), lateness="5m"))
