@@ -115,7 +115,8 @@ def _chosen(words: Any, array: Any) -> Any:
 
 
 def _string_key(array: Any) -> Any:
-    array = array.cast(pa.string())
+    if not pa.types.is_string(array.type):
+        array = array.cast(pa.string())
     begins = pc.call_function("starts_with", [array], _BEGINS)
     if not begins.true_count:
         return array
