@@ -165,9 +165,8 @@ class Task:
                     return None
             if state.segments and state.segments[-1].last == before.epoch:
                 self._view(name).close()
-            found[name] = Outcome(
-                {}, [], Counts(next_low=state.next_low, next_wall=state.next_wall, held=state.held, holder=state.holder), []
-            )
+            counts = Counts(next_low=state.next_low, next_wall=state.next_wall, held=state.held, holder=state.holder)
+            found[name] = Outcome({}, [], counts)
         return found
 
     def _stored(self) -> Iterable[tuple[Route, Any]]:

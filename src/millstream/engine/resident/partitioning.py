@@ -55,10 +55,11 @@ def from_bytes(data: Any) -> Any:
 def _encoded_schema(schema: Any) -> bytes:
     """A schema as bytes; none for one with dictionaries, which a batch alone does not carry."""
     global _last_schema
-    if _last_schema is None or not _last_schema[0].equals(schema, check_metadata=True):
+    last = _last_schema  # another thread may be at it, too
+    if last is None or not last[0].equals(schema, check_metadata=True):
         plain = not any(_has_dictionaries(field.type) for field in schema)
-        _last_schema = schema, schema.serialize().to_pybytes() if plain else b""
-    return _last_schema[1]
+        last = _last_schema = schema, schema.serialize().to_pybytes() if plain else b""
+    return last[1]
 
 
 def _has_dictionaries(kind: Any) -> bool:
