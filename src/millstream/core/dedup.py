@@ -161,6 +161,16 @@ class SpanFilters:
         self._known: dict[int, set[bytes]] = {}
         self._run = ""
         self.sizes: dict[bytes, int] = {}  # how many ids an entry has
+        self._nothing_over: tuple[str, int] = "", 0  # in which run, and until when, no span is over
+
+    def note_oldest(self, run: str, until: int) -> None:
+        """No span of the shard is over before a moment: spans that are added later end later."""
+        self._nothing_over = run, until
+
+    def may_be_over(self, run: str, now: int) -> bool:
+        """Whether ids may have to go. The clock of a run never goes back."""
+        known, until = self._nothing_over
+        return known != run or not run or now >= until
 
     def follow(self, store: OpenStore, entries: Mapping[int, Sequence[bytes]], run: str = "") -> None:
         """Makes the filters cover the entries that the store has. Rule 4: whoever knows an entry knows all that were merged into it under its name."""
@@ -219,6 +229,7 @@ def check(
                 counts.held -= len(store.get(key) or b"") // 8
         elif key.endswith(b"h"):
             entries.setdefault(span, []).append(key)
+    filters.note_oldest(run, min([*entries, rule.span_of(now)]) + rule.horizon + rule.slack)
     keep = np.ones(len(hashes), bool)
     if rows is None or not len(hashes):
         return keep, delta, counts

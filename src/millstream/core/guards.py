@@ -17,6 +17,7 @@ class Guards(msgspec.Struct, frozen=True):
     rerun: bool = True  # an epoch of which a resident task was lost is run again; off: it is committed without its rows
     attempts: bool = True  # frames of another attempt are thrown away; off: they count
     offsets: bool = True  # an epoch begins where the last manifest says; off: where the last planned one ended, be it committed or not
+    due: bool = True  # a shard of which something is due is visited although nothing came to it; off: it is taken for idle
 
     # those of tables, views and joins
     versions: bool = True  # the greatest version counts, whatever the order of arrival; off: the last to arrive

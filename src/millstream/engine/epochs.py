@@ -125,7 +125,8 @@ class Epochs(Generic[_In]):
         self.lock = threading.Lock()
         self.error: BaseException | None = None
         self.abandoned = 0
-        self.state_caches: dict[str, StateCacheStats] = {}  # by computation, over all shards, as the last epoch with tasks found them
+        self._caches: dict[tuple[str, int], StateCacheStats] = {}  # by computation and shard, as the last task that looked found them
+        self._position: tuple[Manifest | None, Position] | None = None
         self._hints = Hints(self.topology)
         self._began_at = -1 if self.latest is None else self.latest.epoch
         self._listened = False  # this run has committed an epoch of its own time: not one that settles at the time of the last run
@@ -198,8 +199,13 @@ class Epochs(Generic[_In]):
 
     def _plan(self, before: Manifest | None, ranges: Reading, drain: bool) -> Plan:
         said = {} if ranges.batch is None else declared(self.topology, self.planner.files)
-        position = Position.after(before, self.topology)
-        return plan(self.topology, position, ranges, clock=self.clock(), drain=drain, said=said, listened=self._listened)
+        return plan(self.topology, self.position(before), ranges, clock=self.clock(), drain=drain, said=said, listened=self._listened)
+
+    def position(self, before: Manifest | None) -> Position:
+        """The position after a manifest, worked out once: between two epochs it is asked for again and again."""
+        if self._position is None or self._position[0] is not before:
+            self._position = before, Position.after(before, self.topology)
+        return self._position[1]
 
     # --- 3, 4 and 5: the job
 
@@ -253,9 +259,8 @@ class Epochs(Generic[_In]):
 
     def _note(self, planned: Plan, receipts: Sequence[Receipt], millis: float) -> None:
         records = sum(seen.records for receipt in receipts for seen in receipt.seen.values())
-        if receipts:
-            self.state_caches = total_stats(receipts)
         for receipt in receipts:
+            self._caches.update(((name, receipt.shard), one) for name, one in receipt.state_caches.items())
             late = [hint for name, work in receipt.work.items() for hint in self._hints.of_late(name, work.counts)]
             for hint in (*late, *self._hints.of_times(receipt.seen)):
                 if self.warn is not None:
@@ -264,6 +269,11 @@ class Epochs(Generic[_In]):
                     _log.warning("%s: %s", self.program.name, hint)
         stored = {edge_name(*edge): why for edge, why in planned.storing.items()}
         self.metrics.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock()))
+
+    @property
+    def state_caches(self) -> dict[str, StateCacheStats]:
+        """How the state caches of each computation are doing, over all shards."""
+        return total_stats(self._caches.copy())
 
     # --- before, between and behind the epochs of the query
 

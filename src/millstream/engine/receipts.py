@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 from msgspec.structs import astuple
@@ -87,10 +87,9 @@ def checked(receipts: list[Receipt], topology: Topology, shards: int, fed: bool)
     return receipts
 
 
-def total_stats(receipts: Iterable[Receipt]) -> dict[str, StateCacheStats]:
-    """How the state caches of each computation are doing, over all shards."""
+def total_stats(caches: Mapping[tuple[str, int], StateCacheStats]) -> dict[str, StateCacheStats]:
+    """The sums by computation of what is known by computation and shard."""
     found: dict[str, list[tuple[int, ...]]] = {}
-    for receipt in receipts:
-        for name, one in receipt.state_caches.items():
-            found.setdefault(name, []).append(astuple(one))
+    for (name, _), one in caches.items():
+        found.setdefault(name, []).append(astuple(one))
     return {name: StateCacheStats(*map(sum, zip(*some, strict=True))) for name, some in found.items()}

@@ -12,6 +12,9 @@ In steps 3 and 4 of an epoch, in this order:
     h. Everything is staged under names of this attempt, invisible until a manifest names it.
     i. A failure that retrying cannot fix (a hook that raises, a full disk) becomes a receipt; anything unexpected is raised, and the task is tried again.
 
+Rule: a shard that nothing came to, and of which nothing is due, is idle: it says what the manifest before it says, and its state is not looked at. Its cache
+follows all the same when an epoch has changed the shard: later a compaction may have taken the segment away, and the cache would be loaded anew.
+
 A task gives back two values: its receipt for the driver, and rows for later levels. It reads the order and changes nothing in it, so one order serves
 every task of a process.
 """
@@ -26,7 +29,7 @@ from millstream.core import dedup
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.dedup import DedupCounts, IdRows, SpanFilters
 from millstream.core.keyspace import NoEntries, OpenStore
-from millstream.core.outcome import Outcome
+from millstream.core.outcome import Counts, Outcome
 from millstream.core.topology import Group, Route, Topology
 from millstream.core.watermark import Seen
 from millstream.engine.program import Compiled
@@ -47,6 +50,9 @@ class Inputs(Protocol):
 
     def take(self, stored: Iterable[tuple[Route, Any]]) -> None:
         """Adds stored productions (Arrow tables of key, ts, id, body), and sets aside what no hook can be called with."""
+
+    def is_empty(self) -> bool:
+        """Whether nothing came, nor was stored (after `take`)."""
 
     def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
         """What watermark policies want to know of the injected records, by stream. newest: the newest timestamp before this epoch, by stream."""
@@ -120,6 +126,8 @@ class Task:
         receipt.consumed = inputs.consumed()
         inputs.take(self._stored())  # a, b
         self.point("task.3-shuffled")
+        if inputs.is_empty() and (idle := self._idle()) is not None:
+            return idle
         views: dict[str, OpenStore] = {}
         try:
             for name in self.group.computations:
@@ -136,6 +144,30 @@ class Task:
             outcomes[name].delta.update(one.delta)
             outcomes[name].dedup = one.counts
         return outcomes
+
+    def _idle(self) -> dict[str, Outcome] | None:
+        """The outcomes of a shard that nothing came to, if nothing of it is due."""
+        before, injectors = self.order.before, self.compiled.topology.injectors
+        if before is None:
+            return None
+        found = {}
+        for name in self.group.computations:
+            known, times = before.computations.get(name), self.order.times[name]
+            if known is None or times.scans or times.builds:
+                return None
+            state = known.shards[self.shard]
+            moments = ((state.next_low, times.low_watermark), (state.next_wall, times.now))
+            if self.order.guards.due and any(at is not None and at <= until for at, until in moments):
+                return None
+            for one in self.compiled.topology.by_name[name].inputs:
+                holds_ids = one.stream in injectors and injectors[one.stream].dedup is not None and self.order.guards.dedup
+                if holds_ids and self.cache.filters(known.lineage, self.shard, one.stream).may_be_over(self.order.token, times.now):
+                    return None
+            if state.segments and state.segments[-1].last == before.epoch:
+                self._view(name).close()
+            counts = Counts(next_low=state.next_low, next_wall=state.next_wall, held=state.held, holder=state.holder)
+            found[name] = Outcome({}, [], counts)
+        return found
 
     def _stored(self) -> Iterable[tuple[Route, Any]]:
         """The productions that were stored for this shard, by the way they take."""

@@ -106,7 +106,7 @@ class Trigger:
         """What is known of a manifest while nothing comes in: worked out once, and asked for many times a second."""
         if self._idle is None or self._idle.epoch != latest.epoch:
             topology = self._epochs.topology
-            position = Position.after(latest, topology)
+            position = self._epochs.position(latest)
             rolls = {emission.name: emission.sink.roll_millis for emission in topology.emissions}
             due = [*position.next_wall.values(), *(waiting.since + rolls.get(name, 0) for name, waiting in latest.waiting.items())]
             self._idle = _Idle(latest.epoch, position, unsettled(topology, position), due)

@@ -198,6 +198,9 @@ class ListInputs:
             columns = [table.column(name).to_pylist() for name in ("key", "ts", "id", "body")]
             self._rows[route.computation] += [self._compiled.arrival(route.stream, *row) for row in zip(*columns, strict=True)]
 
+    def is_empty(self) -> bool:
+        return not self._seen and not any(self._injected.values()) and not any(self._rows.values())
+
     def seen(self, newest: Mapping[str, int | None]) -> dict[str, Seen]:
         return self._seen
 

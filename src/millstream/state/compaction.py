@@ -34,6 +34,8 @@ def made_in(name: str) -> int:
 
 def pick_segments(chain: Sequence[SegmentRef]) -> Sequence[SegmentRef]:
     """The newest part of a chain that should become one run; empty if all is well."""
+    if len(chain) <= MAX_RUNS:
+        return []
     ordered = runs(chain)
     if len(ordered) <= MAX_RUNS:
         return []

@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import time
+from functools import lru_cache
 
 import msgspec
 
@@ -39,6 +40,7 @@ class Claim(msgspec.Struct, frozen=True):
         return f"run {self.token}" + (f" on {self.host}, process {self.process}" if self.host else "") + f", begun {began}"
 
 
+@lru_cache(1024)
 def run_number(token: str) -> int:
     """The growing part of a run's token: 12 of "12-5f3a"."""
     return int(token.split("-")[0])
@@ -103,5 +105,6 @@ class Runs:
         return [int(name.rsplit("/", 1)[-1]) for name in self.storage.list(_CLAIMS)]
 
 
+@lru_cache(1024)
 def _claim_name(number: int) -> str:
     return f"{_CLAIMS}/{number:010d}"

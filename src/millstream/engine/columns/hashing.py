@@ -21,6 +21,7 @@ SEED = 42  # what Spark begins with
 
 _P1, _P2, _P3 = (np.uint64(prime) for prime in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 _WORDS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+_FEW = 16  # texts that are objects sooner than Arrow has cast them
 _BLOCK = 8192  # texts at once: as objects, more of them do not fit into the processor's cache
 
 
@@ -97,10 +98,13 @@ def hash_texts(array: Any, seeds: Any) -> Any:
 
 def shards_of(array: Any, shards: int) -> Any:
     """The shard of each key text in a column, as int32: `crc32(text) % shards`, and 0 for a null."""
-    given = array.fill_null("") if array.null_count else array  # of nothing it is 0
-    return (np.fromiter(map(crc32, _bytes(given)), np.uint32, len(array)) % np.uint32(shards)).astype(np.int32)
+    texts = _bytes(array)
+    given = [text or b"" for text in texts] if array.null_count else texts  # of nothing it is 0
+    return (np.fromiter(map(crc32, given), np.uint32, len(array)) % np.uint32(shards)).astype(np.int32)
 
 
 def _bytes(array: Any) -> Any:
     """The texts of a column as a list of bytes."""
+    if len(array) <= _FEW:
+        return [text.encode() if isinstance(text, str) else text for text in array.to_pylist()]
     return array.cast(pa.binary()).to_numpy(zero_copy_only=False).tolist()

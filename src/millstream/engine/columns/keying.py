@@ -119,6 +119,7 @@ class Keying:
         self._hashes_ids = injector.id is not None and any(route.spread for route in self._routes)
         kind = pa.struct(self._sent or [("nothing", pa.bool_())])
         given = [(name, of) for name, of, _ in self._marks]
+        self._value_fields = list(kind)
         self._schema = pa.schema([*KEYED, *given, (f"v{list(topology.injectors).index(injector.name)}", kind)])
 
     def keyed(self, table: Any, now: int, origin: str = "") -> Any:
@@ -174,7 +175,7 @@ class Keying:
             for name, kind, made in self._marks
         ]
         values = pa.StructArray.from_arrays(
-            [rows.column(field.name) for field in self._sent] or [pa.nulls(count, pa.bool_())], fields=list(self._schema[-1].type)
+            [rows.column(field.name) for field in self._sent] or [pa.nulls(count, pa.bool_())], fields=self._value_fields
         )
         pieces = []
         for route in routes:

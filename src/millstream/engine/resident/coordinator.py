@@ -352,7 +352,8 @@ class Coordinator:
                 if self._membership.answer(member.who, frame.attempt, found):
                     if any(receipt.failure for receipt in found.receipts):
                         self._refused = (frame.attempt, found)
-                    self._changed.notify_all()
+                    if self._refused is not None or self._membership.answers is not None:  # one answer of several wakes nobody
+                        self._changed.notify_all()
         elif frame.kind == messages.FAILED:
             with self._changed:
                 if self._membership.is_current(frame.attempt) and self._members.get(member.who.slot) is member:

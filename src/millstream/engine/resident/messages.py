@@ -14,6 +14,7 @@ END         driver to task: the run is over; or (recycle) this process is to be 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -99,4 +100,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def decode(data: Any, kind: type[_T]) -> _T:
-    return msgspec.msgpack.decode(data, type=kind)
+    return _decoder(kind).decode(data)  # type: ignore[no-any-return]
+
+
+_decoder: Any = lru_cache(msgspec.msgpack.Decoder)

@@ -2,12 +2,14 @@
 
 Rules
 1. A row belongs to the task of its shard: `shard % slots`. Its column `part` says the shard (`part % shards`).
-2. Bytes are an Arrow IPC stream; no bytes are no rows.
+2. Bytes are an Arrow IPC stream, or, for few rows, a schema and a batch, of which the schema is written and read once; no bytes are no rows.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,11 +23,18 @@ from millstream.engine.routing import SentRows
 from millstream.engine.task import Inputs
 from millstream.sources.splits import PlannedReader
 
+_FEW = 1024  # rows
+_ONE_BATCH = 1  # a stream begins with other four bytes
+_SCHEMA = struct.Struct("<II")
+_last_schema: tuple[Any, bytes] | None = None
+
 
 def to_bytes(table: Any) -> Any:
     """A table as bytes (a buffer of Arrow's, without a copy)."""
     if table is None or not len(table):
         return b""
+    if len(table) <= _FEW and (schema := _encoded_schema(table.schema)) and len(batches := table.to_batches()) == 1:
+        return memoryview(b"".join([_SCHEMA.pack(_ONE_BATCH, len(schema)), schema, batches[0].serialize()]))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -36,7 +45,30 @@ def from_bytes(data: Any) -> Any:
     """The table again; None if there are no rows. It lies where the bytes lie."""
     if not len(data):
         return None
+    kind, size = _SCHEMA.unpack_from(data)
+    if kind == _ONE_BATCH:
+        view = memoryview(data)[_SCHEMA.size :]
+        return pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(view[size:]), _decoded_schema(bytes(view[:size])))])
     return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+
+
+def _encoded_schema(schema: Any) -> bytes:
+    """A schema as bytes; none for one with dictionaries, which a batch alone does not carry."""
+    global _last_schema
+    last = _last_schema  # another thread may be at it, too
+    if last is None or not last[0].equals(schema, check_metadata=True):
+        plain = not any(_has_dictionaries(field.type) for field in schema)
+        last = _last_schema = schema, schema.serialize().to_pybytes() if plain else b""
+    return last[1]
+
+
+def _has_dictionaries(kind: Any) -> bool:
+    return pa.types.is_dictionary(kind) or any(_has_dictionaries(kind.field(at).type) for at in range(kind.num_fields))
+
+
+@lru_cache(64)
+def _decoded_schema(data: bytes) -> Any:
+    return pa.ipc.read_schema(pa.py_buffer(data))
 
 
 def joined(tables: Sequence[Any]) -> Any:
