@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.engine.columns.arrow_rows import ColumnBatch, ValueColumn
+from millstream.engine.columns.batches import ColumnBatch, ValueColumn
 from millstream.errors import DefinitionError, HookError, InputError
 
 SCHEMA = "user string, price long, at long"

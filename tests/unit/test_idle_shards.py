@@ -17,7 +17,8 @@ from millstream.core.guards import Guards
 from millstream.core.keys import key_text, shard_of
 from millstream.core.record import ListBatch
 from millstream.engine.columns import arrow_rows
-from millstream.engine.columns.arrow_rows import EncodedBatch, to_arrivals
+from millstream.engine.columns.arrow_rows import to_arrivals
+from millstream.engine.columns.batches import EncodedBatch
 from millstream.engine.resident.partitioning import from_bytes, to_bytes
 from millstream.simulation.fakes import Host
 from millstream.simulation.simulated_run import InputPlan

@@ -17,7 +17,7 @@ import pytest
 import millstream as ms
 from millstream.core.keys import key_text
 from millstream.core.time import END
-from millstream.engine.columns.arrow_rows import ValueColumn
+from millstream.engine.columns.batches import ValueColumn
 from millstream.engine.columns.keying import Keying
 from millstream.errors import DefinitionError, InputError
 from millstream.sources.base import BETWEEN

@@ -28,7 +28,8 @@ from millstream.core.keys import key_text, shard_of
 from millstream.core.outcome import Times
 from millstream.core.time import BEGINNING
 from millstream.core.topology import Injector, Route
-from millstream.engine.columns.arrow_rows import ArrowInputs, ValueColumn
+from millstream.engine.columns.arrow_rows import ArrowInputs
+from millstream.engine.columns.batches import ValueColumn
 from millstream.engine.program import Compiled
 from millstream.engine.receipts import EpochOrder, Receipt
 from millstream.engine.task import Result, Task

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.engine.columns.arrow_rows import ColumnBatch, ValueColumn
+from millstream.engine.columns.batches import ColumnBatch, ValueColumn
 from millstream.testing import LocalRunner
 
 SCHEMA = "k string, n long, at long, id string"

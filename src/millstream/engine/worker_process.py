@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from millstream.core.dedup import SpanFilters
-from millstream.engine.columns.arrow_rows import ValueColumn
+from millstream.engine.columns.batches import ValueColumn
 from millstream.engine.program import Compiled
 from millstream.state.manifest import Manifest
 from millstream.state.segment import SegmentRef

@@ -29,7 +29,8 @@ from millstream.operators.expressions import Expression, NotInColumns, NotUnders
 from millstream.sources.base import BETWEEN
 
 from . import casts, hashing
-from .arrow_rows import KEYED, ValueColumn, to_list, whole
+from .arrow_rows import KEYED
+from .batches import ValueColumn, to_list, whole
 from .folding import Folding
 
 _MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many

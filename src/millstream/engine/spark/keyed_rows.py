@@ -30,7 +30,8 @@ from pyspark.sql import types as T
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import Injector, Route, Topology, is_expression
 from millstream.engine.columns import casts
-from millstream.engine.columns.arrow_rows import RECEIPT, ValueColumn
+from millstream.engine.columns.arrow_rows import RECEIPT
+from millstream.engine.columns.batches import ValueColumn
 from millstream.engine.columns.keying import marks, value_columns
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import NotUnderstood, parse

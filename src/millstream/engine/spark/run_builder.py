@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from millstream import faults
 from millstream.core.topology import Injector, Topology
 from millstream.core.watermark import Declared
-from millstream.engine.columns.arrow_rows import ValueColumn
+from millstream.engine.columns.batches import ValueColumn
 from millstream.engine.columns.keying import Keying
 from millstream.engine.epochs import Epochs, Planner, TaskRunner
 from millstream.engine.evolution import reconciled
