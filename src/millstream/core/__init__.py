@@ -1,6 +1,7 @@
 """What must happen? Records, keys, computations, timers, watermarks, the step, the graph.
 
     record, typed, arrivals        what comes in
+    record_runs                    records for computations that loop over them themselves
     keys, time                     by which key, and when
     computation, visit             user code, one key at a time, and what it asks for
     step, operator_step, outcome   one epoch of one computation on one shard, and what comes of it

@@ -9,12 +9,14 @@ visited key, behind them; `finish_epoch` once per shard and epoch, behind all ke
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from millstream.core.record import Record, Timer
 from millstream.core.time import LOW_WATERMARK
 from millstream.core.visit import OWN, Visit
+
+RETURNED = "a hook returned a value, or is a generator: hooks return nothing. To send something on, call self.produce(value)."
 
 
 class Computation:
@@ -55,7 +57,15 @@ class Computation:
 
     def process_record(self, record: Record) -> None:
         """Called for every record on time, in order of (timestamp, id) within the epoch."""
-        raise NotImplementedError(f"{type(self).__name__} has inputs but no process_record")
+        if type(self).process_records is Computation.process_records:
+            raise NotImplementedError(f"{type(self).__name__} has inputs but no process_record")
+        self.process_records(iter((record,)))
+
+    def process_records(self, records: Iterator[Record]) -> None:
+        """Instead of `process_record`, for those who loop themselves: called with the records of the key up to the next timer that is due, in order, at least
+        one. Calls of `produce` and the like are about the record that was taken last. All must be taken. How records are cut into calls must not matter: where
+        rows expire or dead letters are looked for, they come one by one."""
+        raise NotImplementedError
 
     def process_timer(self, timer: Timer) -> None:
         """Called once for every timer, in order of time."""

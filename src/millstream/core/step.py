@@ -40,7 +40,7 @@ import msgspec
 
 from millstream.core.arrivals import Arrivals, Rejected, wrong_time
 from millstream.core.backfill import scan_entry, settled
-from millstream.core.computation import Computation
+from millstream.core.computation import RETURNED, Computation
 from millstream.core.expiry import EXPIRE, Expiry
 from millstream.core.keys import key_of
 from millstream.core.keyspace import (
@@ -62,6 +62,7 @@ from millstream.core.keyspace import (
 from millstream.core.mapstate import MapState
 from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Times, Wiring
 from millstream.core.record import Production, Record, Timer, described, shown
+from millstream.core.record_runs import process_runs
 from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END
 from millstream.core.visit import Saved, Visit
@@ -70,7 +71,6 @@ from millstream.errors import HookError, InputError
 MAX_FIRINGS = 1_000_000
 MAX_DUE = 200_000
 LAST_LATE = 5  # late records that are shown
-RETURNED = "a hook returned a value, or is a generator: hooks return nothing. To send something on, call self.produce(value)."
 
 
 class Step:
@@ -103,6 +103,7 @@ class Step:
         self.visit = Visit(wiring, times, encode_value, decode_value)
         self.expiry = None if wiring.expire is None else Expiry(self, *wiring.expire)
         kind_of = type(computation)
+        self.loops = kind_of.process_records is not Computation.process_records
         self.finishes = kind_of.finish_key is not Computation.finish_key
         self.late_before = BEGINNING if computation.judges_lateness else times.late_before
         self.visit.judge_late = self._judge_late
@@ -226,13 +227,15 @@ class Step:
                 while at < stop and timestamps[at] < late_before:
                     self._late(Record(key, timestamps[at], batches[source[at] if source else 0], index[at]))
                     at += 1
+                if self.loops and not self.careful and self.expiry is None:
+                    at = process_runs(self, arrivals, at, stop)
                 process: Callable[[Record], Any] = c.process_record if not self.careful else partial(self._carefully, c.process_record)
                 process = process if self.expiry is None else self.expiry.guarded(process)
                 batch = batches[0]
                 for position in range(at, stop):
                     time = timestamps[position]
                     while visit.next_due <= time:
-                        self._fire(visit.next_low())
+                        self.fire(visit.next_low())
                     if source is not None:
                         batch = batches[source[position]]
                     visit.cause = record = Record(key, time, batch, index[position])
@@ -241,7 +244,7 @@ class Step:
             if visit.next_due != END or visit.wall:
                 self._fire_rest()
             if self.finishes:
-                self._finish_key(arrivals.timestamps[stop - 1] if begin < stop else BEGINNING)
+                self.call(lambda _: c.finish_key(), visit.finish(arrivals.timestamps[stop - 1] if begin < stop else BEGINNING))
             writing = True
             self._write(row_key, row_entry, raw, row)
         except HookError:
@@ -253,10 +256,6 @@ class Step:
                 self.careful = self.searching = True
                 self._visit(row_key, text, arrivals.anew(), begin, stop)
             raise self._blame(error) from error
-
-    def _finish_key(self, newest: int) -> None:
-        c = self.computation
-        self.call(lambda _: c.finish_key(), self.visit.finish(newest))
 
     def call(self, hook: Callable[[Any], None], cause: Record | Timer) -> None:
         """Calls a hook, with or without a look at what it does."""
@@ -448,14 +447,14 @@ class Step:
         visit = self.visit
         while True:
             if visit.next_due != END:
-                self._fire(visit.next_low())
+                self.fire(visit.next_low())
                 continue
             timer = visit.next_wall() if visit.wall else None
             if timer is None:
                 return
-            self._fire(timer)
+            self.fire(timer)
 
-    def _fire(self, timer: Timer | None) -> None:
+    def fire(self, timer: Timer | None) -> None:
         if timer is None:
             return  # it was cancelled since
         visit = self.visit

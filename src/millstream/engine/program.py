@@ -225,7 +225,7 @@ def check_hooks(name: str, computation: Computation) -> None:
             raise DefinitionError(
                 f"computation {name!r}: {cls.__name__}.{taken[0]} is a name that Millstream uses itself: give it another, without the underscore"
             )
-    for hook in ("process_record", "process_timer", "process_late_record", "process_expiry"):
+    for hook in ("process_record", "process_records", "process_timer", "process_late_record", "process_expiry"):
         function = getattr(computation, hook)
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             what = "is async" if not inspect.isgeneratorfunction(function) else "has a yield"

@@ -25,7 +25,7 @@ EPOCH = "a new instance for each shard and epoch"
 ONE = "one instance for all keys and epochs"
 SHARINGS = (EPOCH, ONE)
 
-_HOOKS = ("process_record", "process_late_record", "process_timer", "process_expiry", "finish_key", "finish_epoch")
+_HOOKS = ("process_record", "process_records", "process_late_record", "process_timer", "process_expiry", "finish_key", "finish_epoch")
 _BOUND = frozenset(Computation.__annotations__) | {*_HOOKS, "produce"}  # what a step puts on an instance
 _DEEP = 3  # how far into objects that cannot be pickled
 
