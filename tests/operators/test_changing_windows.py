@@ -221,3 +221,20 @@ def test_twin_entries_of_before_and_after_a_telling_are_merged(monkeypatch: pyte
     monkeypatch.setattr(changing_panes.ChangingStep, "_may_merge", lambda self, name, end: True)
     monkeypatch.setattr(panes, "MERGED", 2)
     fails("tumbling")
+
+
+@pytest.mark.parametrize("name", ["tumbling", "session"])
+def test_late_records_behind_a_map_are_late_all_the_same(name: str) -> None:
+    p = ms.Pipeline("mapped")
+    source = ms.sources.files("in/", schema="user string, at long")
+    rows = p.inject("rows", source, timestamp="at", watermark=ms.watermarks.bounded("1s"))
+    mapped = rows.by("user").filter(lambda r: r.value["user"] != "c").map(lambda r: {"twice": 2 * r.value["at"]})
+    windows = mapped.window(KINDS[name][0], late="late", lateness="3s").reduce(most=ms.max("twice"), name="windows")
+    p.publish(windows, ms.sinks.memory())
+    runner = ms.testing.LocalRunner(p)
+    runner.push("rows", {"user": "a", "at": 10_000}, {"user": "a", "at": 30_000})
+    runner.run()
+    runner.push("rows", {"user": "b", "at": 10_000}, {"user": "c", "at": 10_000})
+    runner.drain()
+    assert runner.late("windows") == 1, "what is filtered out is not late"
+    assert [change["next"]["most"] for _, change, _ in runner.output("windows")] == [20_000, 60_000]

@@ -108,10 +108,10 @@ class ChangingStep(PaneStep):
         stream = self.step.wiring.streams[0]
         for text, (key, time, value) in self._rows(self.folded([told, changed]) if len(told) else changed, start, end):
             prev = before.get(text)
-            body = encode([prev, value, [self.times.epoch, 0]])
             if prev is not None and encode(prev) == encode(value):
                 continue
             about = f"\0{self.step.name}\0{stream}\0change/{start}/{end}/{self.times.epoch}"
+            body = encode([prev, value, [self.times.epoch, 0]])
             yield Production(stream, key, time, blake2b(text.encode() + about.encode(), digest_size=16).hexdigest(), body)
 
     def _rows(self, table: Partials, start: int, end: int) -> Iterator[tuple[str, tuple[Any, int, Any]]]:

@@ -51,15 +51,20 @@ class ChangingSessions(Computation):
 
     def process_record(self, record: Record) -> None:
         chain = self._chains.get(record.stream)
-        for one in chain(record) if chain is not None else (record,):
+        made = list(chain(record)) if chain is not None else [record]
+        if made and self._is_late(record.timestamp):
+            self.late(record)
+            return
+        for one in made:
             self._take(one)
+
+    def _is_late(self, time: int) -> bool:
+        at = bisect_right(self.state.open, time, key=_first)
+        return time < over_at(self.late_before, self.spec.lateness) and not (at and time < self._end(self.state.open[at - 1]))
 
     def _take(self, record: Record) -> None:
         time, sessions, news = record.timestamp, self.state.open, self.state.news
         at = bisect_right(sessions, time, key=_first)
-        if time < over_at(self.late_before, self.spec.lateness) and not (at and time < self._end(sessions[at - 1])):
-            self.late(record)
-            return
         order = [time, record.id]
         parts = [
             reducer.lift_at(record.value, order) if getattr(reducer, "of", None) in (None, record.stream) else None
@@ -147,8 +152,8 @@ class ChangingSessions(Computation):
 
     def _change(self, prev: Any, next: Any, end: int) -> None:
         cause = self.cause
-        least = max(
-            self.output_watermark, cause.time - 1 if isinstance(cause, Timer) and cause.kind != WALL_CLOCK else self.output_watermark
-        )
+        least = self.output_watermark
+        if isinstance(cause, Timer) and cause.kind != WALL_CLOCK:
+            least = max(least, cause.time - 1)
         self.state.said += 1
         self.produce([prev, next, [self._visit.epoch, self.state.said]], timestamp=max(min(end, END) - 1, least))

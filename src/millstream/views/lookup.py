@@ -44,7 +44,7 @@ class Lookup(Computation):
             state.document = self.encode(document[0]) if document else None
         elif self._is_filling():
             state.waiting.append((record.timestamp, record.id, self.encode(record.value)))
-            self.hold(min(time for time, _, _ in state.waiting))
+            self.hold(min(record.timestamp, self._visit.held))
         else:
             self._tell(record.value, record.timestamp, record.id)
 
