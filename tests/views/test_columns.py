@@ -226,6 +226,64 @@ def test_documents_of_any_form(epochs: Any) -> None:
     same_on_both_paths(of_a_stream, [{"rows": some} for some in rows], 1)
 
 
+# --- what is told to a view without origins is added up before it travels
+
+
+class Touchy(ms.Reducer):
+    """Ages up to a hundred, all in all."""
+
+    def lift(self, value: Any) -> Any:
+        return value["age"]
+
+    def combine(self, a: int, b: int) -> int:
+        if a + b > 100:
+            raise ValueError(f"{a} and {b} are too much")
+        return a + b
+
+    def remove(self, total: int, part: int) -> int:  # type: ignore[override]
+        return total - part
+
+
+def one_group(origins: bool = False, reducer: Any = None) -> ms.Pipeline:
+    pipeline = ms.Pipeline("one")
+    table(pipeline).by().reduce(reducer or ms.sum("age"), name="ages", origins=origins)
+    return pipeline
+
+
+def crowd(count: int, step: int, age: int = 1) -> list[dict[str, Any]]:
+    return [{"id": id, "name": "Sue", "age": age * step, "paid": 0.0, "gone": False, "ts": step} for id in range(count)]
+
+
+def bytes_told(count: int, origins: bool) -> int:
+    """To one group, when the documents of a shard change."""
+    run = Epochs(one_group(origins), lambda: False, 1)
+    run.run({"users": crowd(count, 1)})
+    (message,) = run.run({"users": crowd(count, 2)})["users", 0].productions
+    return len(message.body)
+
+
+def test_a_message_to_a_view_without_origins_is_as_large_as_its_sums() -> None:
+    assert bytes_told(3_000, origins=False) == bytes_told(300, origins=False) < 30
+
+
+def test_a_message_to_a_view_with_origins_is_as_large_as_what_has_changed() -> None:
+    assert bytes_told(3_000, origins=True) > 9 * bytes_told(300, origins=True)
+
+
+@settings(max_examples=some(160), deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 3)), min_size=1, max_size=4))
+def test_a_reducer_that_cannot_add_up_is_blamed_by_its_group(epochs: Any) -> None:
+    """Not where the sender tries to."""
+    rows = [{"users": crowd(count, step, age)} for step, (count, age) in enumerate(epochs, 1)]
+    same_on_both_paths(lambda: one_group(reducer=Touchy()), rows, 1)
+
+
+def test_the_group_of_a_reducer_that_raises_is_named() -> None:
+    run = Epochs(one_group(reducer=Touchy()), lambda: False, 1)
+    with pytest.raises(ms.errors.HookError, match=r"ages[^$]*too much"):
+        run.run({"users": crowd(101, 1)})
+
+
 # --- twins: the comparison can fail
 
 

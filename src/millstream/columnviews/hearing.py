@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.columnviews.packing import BINARY, SingleRows, parts_of
+from millstream.columnviews.packing import BINARY, SingleRows
+from millstream.columnviews.part_sums import Folded, values_of
 from millstream.columnviews.unpacking import Field, PackedRows, Slices, is_text
 from millstream.operators.rows import StreamRows
 
@@ -21,7 +22,7 @@ class Hearing:
     """Messages and entries. By group: `row_keys`, `times` of the newest message, `bounds` of its messages. By message: `generations`, `firsts` and `counts` of
     its entries."""
 
-    def __init__(self, inputs: Sequence[StreamRows], origins: bool) -> None:
+    def __init__(self, inputs: Sequence[StreamRows], origins: bool, decode: Callable[[bytes], Any]) -> None:
         table = pa.table(
             {
                 "key": pa.concat_arrays([_plain(rows.keys) for rows in inputs]),
@@ -41,9 +42,22 @@ class Hearing:
         self.group = codes.astype(np.int64)  # of every message
         bodies = [body for rows in inputs for body in rows.values()]
         self.where = order.tolist()
-        self._read(PackedRows.of(pa.array([bodies[at] for at in self.where], BINARY)), origins)
+        messages = pa.array([bodies[at] for at in self.where], BINARY)
+        if origins:
+            self._read(PackedRows.of(messages))
+        else:
+            self._read_sums(values_of(messages, decode))
 
-    def _read(self, rows: PackedRows, origins: bool) -> None:
+    def _read_sums(self, found: list[Any]) -> None:
+        """One entry in each message, which says all."""
+        if any(len(message) != 3 or len(message[2]) != 5 for message in found):
+            raise SingleRows("a message lies in another way")
+        self.generations = np.array([message[0] for message in found])
+        change, more, put, less, taken = map(list, zip(*(message[2] for message in found), strict=True))
+        self.change = np.array(change, np.int64)
+        self.more, self.less = Folded(more, put), Folded(less, taken)
+
+    def _read(self, rows: PackedRows) -> None:
         at = rows.expect(rows.begin, b"\xdd")
         self.counts = rows.number(at, np.full(len(rows), 4)).astype(np.int64) - 2
         self.generations, at = rows.ints(at + 4)
@@ -63,10 +77,7 @@ class Hearing:
         if (begin[self.firsts + self.counts - 1] + lengths[self.firsts + self.counts - 1] != rows.end).any():
             raise SingleRows("a message lies in another way")
         self.entries = PackedRows(rows.data, begin, begin + lengths)
-        if origins:
-            self._read_origins(self.entries)
-        else:
-            self._read_changes(self.entries)
+        self._read_origins(self.entries)
         if not self.entries.ok.all():
             raise SingleRows("an entry lies in another way")
 
@@ -80,23 +91,6 @@ class Hearing:
         begin = at + length + 1
         self.parts = Slices(begin, rows.end - begin)
         self.sets = rows.head(begin) != 0xC0
-
-    def _read_changes(self, rows: PackedRows) -> None:
-        """Entries [old parts, new parts], each nothing or a list."""
-        at = rows.expect(rows.begin, b"\x92")
-        self.sides: list[tuple[Any, Slices]] = []
-        for _ in range(2):
-            behind = rows.skip_nested(at)
-            self.sides.append((rows.head(at) != 0xC0, Slices(at, behind - at)))
-            at = behind
-        rows.ok &= at == rows.end
-
-
-def values_of(column: Any, decode: Callable[[bytes], Any]) -> list[Any]:
-    """Values that are encoded, one in each row of a column, decoded."""
-    data, where = parts_of(column)
-    found: list[Any] = decode(b"\xdd" + len(column).to_bytes(4, "big") + data[where[0] : where[-1]].tobytes())
-    return found
 
 
 def _plain(keys: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What messages bring to the totals of their groups: by message how many parts come and go, and what they fold to.
+"""What parts come to: by message, or by group before a message is made, how many there are and what they fold to.
 
 Rule: the parts of counts and of sums of whole numbers are added up in columns, where no sum can be too large for 64 bits. All others are folded by the
 reducer, message by message.
@@ -11,23 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from millstream.columnviews.hearing import values_of
-from millstream.columnviews.packing import SingleRows
+from millstream.columnviews.packing import SingleRows, parts_of
 from millstream.columnviews.unpacking import PackedRows
 from millstream.reducers import sums
 from millstream.reducers.base import Reducer
 
 
 class Folded(NamedTuple):
-    """By message: how many parts there are, how many of them say something, and what these fold to."""
+    """By message or group: how many parts say something, and what these fold to."""
 
-    parts: list[int]
     known: list[int]
     totals: list[Any]
 
 
 def folded(reducer: Reducer, decode: Callable[[bytes], Any], lists: Any, message: Any, messages: int) -> Folded:
-    """lists: a column of lists of parts, encoded. message: whose each is, ascending."""
+    """lists: a column of lists of parts, encoded. message: whose each is."""
     if type(reducer) in (sums.count, sums.sum):
         found = _added_up(PackedRows.of(lists), message, messages)
         if found is not None:
@@ -40,7 +38,7 @@ def folded(reducer: Reducer, decode: Callable[[bytes], Any], lists: Any, message
         totals = [reducer.fold(some) if some else None for some in known]
     except Exception as error:
         raise SingleRows("its reducer raises") from error
-    return Folded(list(map(len, parts)), list(map(len, known)), totals)
+    return Folded(list(map(len, known)), totals)
 
 
 def _added_up(rows: PackedRows, message: Any, messages: int) -> Folded | None:
@@ -56,7 +54,12 @@ def _added_up(rows: PackedRows, message: Any, messages: int) -> Folded | None:
         return None
     totals = np.zeros(messages, np.int64)
     np.add.at(totals, message, numbers)
-    parts, known = np.bincount(message, minlength=messages), np.bincount(message[is_known], minlength=messages)
-    return Folded(
-        parts.tolist(), known.tolist(), [total if count else None for total, count in zip(totals.tolist(), known.tolist(), strict=True)]
-    )
+    known = np.bincount(message[is_known], minlength=messages).tolist()
+    return Folded(known, [total if count else None for total, count in zip(totals.tolist(), known, strict=True)])
+
+
+def values_of(column: Any, decode: Callable[[bytes], Any]) -> list[Any]:
+    """Values that are encoded, one in each row of a column, decoded."""
+    data, where = parts_of(column)
+    found: list[Any] = decode(b"\xdd" + len(column).to_bytes(4, "big") + data[where[0] : where[-1]].tobytes())
+    return found

@@ -5,7 +5,7 @@ What is said, in which order and under which id, is what `views/operator.py` and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -15,24 +15,28 @@ import pyarrow.compute as pc
 
 from millstream.columnviews.mapping import MappedColumns
 from millstream.columnviews.packing import BINARY, joined, packed_texts, parts_of
+from millstream.columnviews.part_sums import folded
 from millstream.core.keys import key_of
 from millstream.core.record import Production, Timer
 from millstream.core.step import Step
 from millstream.core.visit import EPOCH
-from millstream.views.change import INSERT, REMOVE, UPDATE, packed_head, width_of
+from millstream.reducers.base import Reducer
+from millstream.views.change import INSERT, REMOVE, UPDATE, packed, packed_head, width_of
 from millstream.views.operator import ViewOperator
 
 KEY, CONSUMER = 1 << 36, 1 << 20  # in an entry's place: its key, then its consumer
 
 
 class SaidEntries(NamedTuple):
-    """What is said to one consumer. places: the order in which visits would say it."""
+    """What is said to one consumer: entries, or for a view without origins parts (each a list of one) that all are put in, or all taken out. places: the order
+    in which visits would say it."""
 
     at: int  # the consumer's number
     texts: Any
     entries: Any
     places: Any
     times: Any
+    is_removed: bool = False
 
 
 def said_by(
@@ -40,31 +44,25 @@ def said_by(
 ) -> list[SaidEntries]:
     """What documents say that have changed, or come (was: None). names: their keys' texts. All columns have a row per document."""
     if was is None:
-        return [SaidEntries(at, now.texts, _said(origins, names, None, now.parts, INSERT), places + 1, times)]
+        return [SaidEntries(at, now.texts, _set(names, now.parts, INSERT) if origins else joined(b"\x91", now.parts), places + 1, times)]
     same = pc.equal(was.texts, now.texts).to_numpy(zero_copy_only=False)
     alike = pc.equal(was.parts, now.parts).to_numpy(zero_copy_only=False)
+    moved, updated = (~same, same & ~alike) if origins else (~(same & alike), np.zeros(len(same), bool))
     found = []
-    moved, other = np.flatnonzero(~same), np.flatnonzero(same & ~alike)
-    for chosen, sides, old, new, how, nth in (
-        (moved, was, was.parts, None, REMOVE, 0),
-        (moved, now, None, now.parts, INSERT, 1),
-        (other, now, was.parts, now.parts, UPDATE, 1),
-    ):
-        if len(chosen):
-            rows = pa.array(chosen)
-            old, new = (None if part is None else part.take(rows) for part in (old, new))
-            said = _said(origins, names.take(rows), old, new, how)
-            found.append(SaidEntries(at, sides.texts.take(rows), said, places[chosen] + nth, times[chosen]))
+    for chosen, side, how in ((moved, was, REMOVE), (moved, now, INSERT), (updated, now, UPDATE)):
+        rows = np.flatnonzero(chosen)
+        if len(rows):
+            picked = pa.array(rows)
+            parts = side.parts.take(picked)
+            entries = _set(names.take(picked), parts, how) if origins else joined(b"\x91", parts)
+            is_removed = how == REMOVE
+            found.append(SaidEntries(at, side.texts.take(picked), entries, places[rows] + (not is_removed), times[rows], is_removed))
     return found
 
 
-def _said(origins: bool, names: Any, old: Any, new: Any, how: int) -> Any:
-    if origins:
-        return joined(b"\x93", packed_texts(names), bytes([how]), *([b"\xc0"] if new is None else [b"\x91", new]))
-    pieces: list[Any] = [b"\x92"]
-    for part in (old, new):
-        pieces += [b"\xc0"] if part is None else [b"\x91", part]
-    return joined(*pieces)
+def _set(names: Any, parts: Any, how: int) -> Any:
+    """Entries of origins."""
+    return joined(b"\x93", packed_texts(names), bytes([how]), *([b"\xc0"] if how == REMOVE else [b"\x91", parts]))
 
 
 class Messages:
@@ -100,18 +98,51 @@ class Messages:
             return
         visit = self._step.visit
         for at, some in self._loose.items():
-            texts, entries, places, times = zip(*some, strict=True)
-            columns = (pa.array(texts, pa.string()), pa.array(entries, BINARY), np.array(places, np.int64), np.array(times, np.int64))
-            self._found.setdefault(at, []).append(SaidEntries(at, *columns))
-        whole = [_together(some) for some in self._found.values()]
-        newest, oldest = (pick(int(pick_of(one.times)) for one in whole) for pick, pick_of in ((max, np.max), (min, np.min)))
+            self._found.setdefault(at, []).extend(self._in_columns(at, some))
+        every = [one for some in self._found.values() for one in some]
+        newest, oldest = (pick(int(pick_of(one.times)) for one in every) for pick, pick_of in ((max, np.max), (min, np.min)))
         visit.begin(None, self._first[1], None)
         visit.wall_time, visit.held, visit.cause = newest, oldest, Timer(newest, "", EPOCH)
-        found = [(*message, one.at) for one in whole for message in self._packed(one)]
-        if len(whole) > 1:
-            found.sort(key=lambda message: message[0])
+        found: list[tuple[int, str, int, bytes, int]] = []
+        for at, said in self._found.items():
+            reducer = self._operator.downstreams[at].reducer
+            messages = self._packed(_together(said)) if reducer is None else self._added_up(reducer, said)
+            found += [(*message, at) for message in messages]
+        found.sort(key=lambda message: message[0])
         visit.productions += self._productions(found)
         visit.tally("messages", len(found))
+
+    def _in_columns(self, at: int, some: Sequence[tuple[str, bytes, int, int]]) -> Iterator[SaidEntries]:
+        """What visits have said to one consumer."""
+        operator = self._operator
+        if operator.downstreams[at].reducer is None:
+            yield _said(at, some)
+            return
+        changes = [(text, operator.decode(entry), place, time) for text, entry, place, time in some]
+        for side, is_removed in ((0, True), (1, False)):
+            rows = [(text, operator.encode([part]), place, time) for text, change, place, time in changes for part in change[side] or ()]
+            if rows:
+                yield _said(at, rows, is_removed)
+
+    def _added_up(self, reducer: Reducer, some: Sequence[SaidEntries]) -> list[tuple[int, str, int, bytes]]:
+        """The messages to a consumer without origins, which do not depend on the order of entries (`views/change.py`, rule 2)."""
+        operator = self._operator
+        texts = pa.concat_arrays([one.texts for one in some]).dictionary_encode()
+        codes = texts.indices.to_numpy()
+        count = len(texts.dictionary)
+        first, newest = np.full(count, np.iinfo(np.int64).max), np.full(count, self._step.visit.least)
+        np.minimum.at(first, codes, np.concatenate([one.places for one in some]))
+        np.maximum.at(newest, codes, np.concatenate([one.times for one in some]))
+        is_removed = np.repeat([one.is_removed for one in some], [len(one.places) for one in some])
+        added, removed = (
+            folded(reducer, operator.decode, _lists([one for one in some if one.is_removed is side]), codes[is_removed == side], count)
+            for side in (False, True)
+        )
+        more = np.bincount(codes, 1 - 2 * is_removed, minlength=count).astype(np.int64).tolist()
+        generation, encode = operator.build(operator.downstreams[some[0].at].consumer).generation, operator.encode
+        entries = map(list, zip(more, added.known, added.totals, removed.known, removed.totals, strict=True))
+        bodies = [packed(generation, [encode(entry)]) for entry in entries]
+        return list(zip(first.tolist(), texts.dictionary.to_pylist(), newest.tolist(), bodies, strict=True))
 
     def _packed(self, one: SaidEntries) -> list[tuple[int, str, int, bytes]]:
         """The messages to a consumer, each with the place of its first entry, its group's text and its timestamp."""
@@ -161,6 +192,16 @@ class Messages:
                 id = digest.hexdigest()
             made.append(Production(stream, key_of(text), timestamp, id, encode(body)))
         return made
+
+
+def _said(at: int, some: Sequence[tuple[str, bytes, int, int]], is_removed: bool = False) -> SaidEntries:
+    texts, entries, places, times = zip(*some, strict=True)
+    columns = (pa.array(texts, pa.string()), pa.array(entries, BINARY), np.array(places, np.int64), np.array(times, np.int64))
+    return SaidEntries(at, *columns, is_removed)
+
+
+def _lists(some: Sequence[SaidEntries]) -> Any:
+    return pa.concat_arrays([one.entries for one in some]) if some else pa.array([], BINARY)
 
 
 def _together(some: Sequence[SaidEntries]) -> SaidEntries:

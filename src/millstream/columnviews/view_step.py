@@ -27,7 +27,7 @@ from millstream.columnviews.contributing import Effects, chained, contained, lea
 from millstream.columnviews.hearing import Hearing
 from millstream.columnviews.packing import BINARY, MOST_BYTES, SingleRows
 from millstream.columnviews.part_sums import Folded, folded
-from millstream.columnviews.unpacking import Field, Slices
+from millstream.columnviews.unpacking import Field
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.keys import key_of
 from millstream.core.keyspace import ROW, encode_fields, sub_prefix
@@ -96,23 +96,19 @@ class Groups:
 
     def __init__(self, step: ViewStep, inputs: Sequence[StreamRows]) -> None:
         self.step, self.view = step, step.computation
-        self.heard = Hearing(inputs, self.view.origins)
+        self.heard = heard = Hearing(inputs, self.view.origins, self.view.decode)
         self.row_keys = self.heard.row_keys
         self._read_rows()
         if self.view.origins:
             self._read_contributions()
-            self.more = self._folded_side((self.heard.sets, self.heard.parts))
+            there = np.flatnonzero(heard.sets)
+            self.more = self._folded(heard.entries.column_of_rows(there, heard.parts), there)
         else:
-            self.less, self.more = map(self._folded_side, self.heard.sides)
+            self.more, self.less, self.change = heard.more, heard.less, heard.change
 
     def _folded(self, lists: Any, entries: Any) -> Folded:
         message = self.heard.message[entries]
         return folded(self.view.reducer, self.view.decode, lists, message, len(self.heard.group))
-
-    def _folded_side(self, side: tuple[Any, Slices]) -> Folded:
-        there, slices = side
-        entries = np.flatnonzero(there)
-        return self._folded(self.heard.entries.column_of_rows(entries, slices), entries)
 
     # --- what is stored
 
@@ -256,7 +252,7 @@ class Groups:
         is_moved = not view.origins
         leaves = row.leaves
         for message in range(self.heard.bounds[at], self.heard.bounds[at + 1]):
-            moved = self.change[message].item() if view.origins else more.parts[message] - less.parts[message]
+            moved = self.change[message].item()
             row.count += moved
             contributions += moved
             is_moved = is_moved or moved != 0

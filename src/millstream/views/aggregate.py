@@ -26,7 +26,7 @@ from millstream.core.record import Record
 from millstream.errors import HookError
 from millstream.reducers.base import Reducer
 from millstream.views.agg_tree import DoesNotReduce, Tree, compact_all, depth
-from millstream.views.change import INSERT, RESTATED, UPDATE, Document, unchanged, unpacked
+from millstream.views.change import INSERT, RESTATED, UPDATE, Document, counted, unchanged, unpacked
 from millstream.views.distinct import ReferenceIndex
 from millstream.views.operator import Sending, ViewOperator
 
@@ -163,13 +163,21 @@ class Aggregate(ViewOperator):
 
     def _add(self, row: GroupRow, entries: Sequence[Any]) -> None:
         """Values added and taken out, of nobody in particular."""
+        if len(entries[0]) == 5:
+            ((parts, *moved),) = entries
+            row.total = self.moved(row.total, *moved)
+            self._count(row, parts)
+            return
         added = [part for _, new in entries if new for part in new]
         removed = [part for old, _ in entries if old for part in old]
-        row.count += len(added) - len(removed)
-        self.tally("contributions", len(added) - len(removed))
+        self._count(row, len(added) - len(removed))
         row.total = self._moved(row.total, added, removed)
         if self.index:
             self._refer(row, added, removed)
+
+    def _count(self, row: GroupRow, contributions: int) -> None:
+        row.count += contributions
+        self.tally("contributions", contributions)
 
     def _refer(self, row: GroupRow, added: Sequence[Any], removed: Sequence[Any]) -> None:
         """Counts the references to values that have come and gone."""
@@ -182,10 +190,7 @@ class Aggregate(ViewOperator):
 
     def _moved(self, total: list[Any] | None, added: Sequence[Any], removed: Sequence[Any]) -> list[Any] | None:
         """A total of a reducer with an inverse, with some parts more and some fewer: how many are inside, and the reducer's own total."""
-        more = [part for part in added if part is not None]
-        less = [part for part in removed if part is not None]
-        fold = self.reducer.fold
-        return self.moved(total, len(more), fold(more) if more else None, len(less), fold(less) if less else None)
+        return self.moved(total, *counted(self.reducer, added), *counted(self.reducer, removed))
 
     def moved(self, total: list[Any] | None, more: int, put: Any, less: int, taken: Any) -> list[Any] | None:
         """A total with so many parts more, which are folded, and so many fewer."""

@@ -10,7 +10,8 @@ Rules
    one, where an error can still be blamed on a document, and packed without being looked at again. lengths: of the entries, as bytes of 1, 2 or 4 each,
    little end first, so that whoever reads many messages need not look for where entries end.
 2. An entry of a view that keeps origins *sets* or *removes* the contribution of its origin: [origin, how, parts]. Said twice, it is said once.
-   Without origins it takes parts out and puts parts in: [old parts, new parts].
+   Without origins it takes parts out and puts parts in: [old parts, new parts]. The sender adds these up: its message is one entry, [how many more parts,
+   how many of those put in say something, their total, how many of those taken out do, their total].
 3. Entries of one origin to one group are in order, and the last one counts.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 import msgspec
 
 from millstream.core.statekind import Codec
+from millstream.reducers.base import Reducer
 
 INSERT, UPDATE, REMOVE = 0, 1, 2  # how: what the sender knows of the contribution before
 RESTATED = 4  # added to how: said again, to heal; whoever hears it says it again too
@@ -65,6 +67,22 @@ def width_of(length: int) -> int:
 def packed_head(generation: int, entries: int, lengths: bytes) -> bytes:
     """What stands before so many entries."""
     return b"\xdd" + (entries + 2).to_bytes(4, "big") + _plain(generation) + _plain(lengths)
+
+
+def added_up(reducer: Reducer, entries: Sequence[bytes], encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> Sequence[bytes]:
+    """One entry for many of a view without origins (rule 2). Where the reducer raises they stay as they are, and the visit of their group says why."""
+    changes = list(map(decode, entries))
+    removed, added = ([part for change in changes for part in change[side] or ()] for side in (0, 1))
+    try:
+        return [encode([len(added) - len(removed), *counted(reducer, added), *counted(reducer, removed)])]
+    except Exception:
+        return entries
+
+
+def counted(reducer: Reducer, parts: Sequence[Any]) -> tuple[int, Any]:
+    """How many parts say something, and their total."""
+    known = [part for part in parts if part is not None]
+    return len(known), reducer.fold(known) if known else None
 
 
 def unpacked(data: bytes, decode: Callable[[bytes], Any]) -> tuple[int, list[Any]]:

@@ -5,7 +5,7 @@ Rules
    changes nothing, unless it is a restatement.
 2. A consumer that is being filled hears of rows that the scan has been at, as changes; of those that the scan is at, as what they are now; and not of
    those that it will come to.
-3. What goes to one group from one shard in one epoch is one message (`change.py`).
+3. What goes to one group from one shard in one epoch is one message (`change.py`). For a view without origins it is added up here, before it travels.
 4. A map that raises on what is new fails the epoch; or, where its view has dead letters, the document gives nothing to that view until it maps again,
    and a dead letter says so. What a map raises on, it has given nothing of. So a view is always a function of the current rows alone.
 """
@@ -24,7 +24,9 @@ from millstream.core.keys import key_of
 from millstream.core.links import Link, linked
 from millstream.core.statekind import Codec
 from millstream.core.visit import AHEAD, BEHIND, NOW
-from millstream.views.change import INSERT, REMOVE, RESTATED, UPDATE, Document, packed, unchanged
+from millstream.reducers.base import Reducer
+from millstream.views.change import INSERT, REMOVE, RESTATED, UPDATE, Document, added_up, packed, unchanged
+from millstream.views.distinct import ReferenceIndex
 from millstream.views.mapper import Lift, MapFailed, Pairs, pairs_of, single_of, with_value
 
 CHANGES, CHANGELOG, LATEST = "changes", "changelog", "latest"
@@ -41,6 +43,12 @@ class Downstream(msgspec.Struct, frozen=True):
     origins: bool = True
     right: bool = False  # it takes the documents themselves, under their own keys: the right side of a join
     dead_letters: str | None = None
+
+    @property
+    def reducer(self) -> Reducer | None:
+        """The reducer that adds up what is told; None where every entry counts: with origins, and where values are counted by reference."""
+        reducer = None if self.origins else getattr(self.lift, "__self__", None)
+        return reducer if isinstance(reducer, Reducer) and not ReferenceIndex(reducer) else None
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -211,9 +219,11 @@ class ViewOperator(Computation):
                     newest[name] = timestamp
         least = self.output_watermark
         generations = [self.build(downstream.consumer).generation for downstream in self.downstreams]
+        reducers = [downstream.reducer for downstream in self.downstreams]
         for (at, text), bundle in bundles.items():
-            timestamp = max(least, newest[at, text])
-            self.produce(packed(generations[at], bundle), key=key_of(text), timestamp=timestamp, stream=self.downstreams[at].stream)
+            timestamp, reducer = max(least, newest[at, text]), reducers[at]
+            entries = bundle if reducer is None else added_up(reducer, bundle, self.encode, self.decode)
+            self.produce(packed(generations[at], entries), key=key_of(text), timestamp=timestamp, stream=self.downstreams[at].stream)
         self.tally("messages", len(bundles))
 
     def documents(self, key: Any, state: Any) -> Iterator[tuple[str, list[Document]]]:
