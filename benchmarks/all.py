@@ -16,6 +16,7 @@ PARTS = (
     "operators",
     "views",
     "epoch",
+    "small_epochs",
     "guarantees",
     "latency",
     "growth",
