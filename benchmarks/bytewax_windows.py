@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bytewax.inputs import FixedPartitionedSource, StatefulSourcePartition  # ty
 from bytewax.outputs import DynamicSink, StatelessSinkPartition  # type: ignore[import-not-found]
 from bytewax.testing import run_main  # type: ignore[import-not-found]
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 folder, gap, output = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 
 

@@ -15,7 +15,7 @@ with nothing lost, and wait for somebody to fix it.
 """
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import millstream as ms
@@ -72,7 +72,7 @@ def rows(folder: Path) -> list[dict]:
 if __name__ == "__main__":
     pipeline.run(checkpoint=FOLDER / "checkpoint", available_now=True).await_termination()
     for row in sorted(rows(FOLDER / "totals"), key=lambda row: (row["timestamp"], row["key"])):
-        day = datetime.fromtimestamp(row["value"]["day"] / 1_000, timezone.utc).date()
+        day = datetime.fromtimestamp(row["value"]["day"] / 1_000, UTC).date()
         print(f"{row['key']} paid {row['value']['cents'] / 100:.2f} on {day}")
     for row in sorted(rows(FOLDER / "dead"), key=lambda row: row["timestamp"]):
         print(f"put aside: {row['value']['value']}\n    because of {row['value']['error'].splitlines()[0]}")

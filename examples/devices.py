@@ -15,7 +15,7 @@ which closes all sessions.)
 
 import json
 import random
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import millstream as ms
@@ -51,6 +51,6 @@ if __name__ == "__main__":
     pipeline.run(checkpoint=FOLDER / "checkpoint", available_now=True).await_termination()
     rows = [json.loads(line)["value"] for file in (FOLDER / "offline").glob("*.jsonl") for line in file.read_text().splitlines()]
     for row in sorted(rows, key=lambda row: (row["end"], row["device"])):
-        since = datetime.fromtimestamp((row["end"] - 5 * MINUTE) / 1_000, timezone.utc)
+        since = datetime.fromtimestamp((row["end"] - 5 * MINUTE) / 1_000, UTC)
         print(f"{row['device']}: silent since {since:%H:%M:%S}, at {row['last']} degrees")
     print(f"All of them are in {FOLDER / 'offline'}.")

@@ -3,8 +3,8 @@
 python=$1 venv=$2 extra=$3 what=$4
 here=$(dirname "$0")
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
-    echo "Millstream needs Python 3.10 or newer; say make PYTHON=python3.11 or the like"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "Millstream needs Python 3.11 or newer; say make PYTHON=python3.11 or the like"
     exit 1
 }
 if ! [ -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then

@@ -16,6 +16,7 @@ _BRINGS = {
     "completion": ("shtab",),
     "demo": ("matplotlib", "duckdb"),
     "postgres": ("psycopg",),
+    "spark": ("pyspark", "py4j"),
     "service": ("grpc", "google", "grpc_health", "grpc_reflection"),
 }
 

@@ -164,7 +164,7 @@ def test_bytewax_406_and_427_sessions_do_not_depend_on_the_order_of_records(orde
 
 def hours_of_days(zone: str, first: datetime.date, days: int) -> dict[datetime.date, float]:
     """By local day, the hours of its window; a click every quarter of an hour, from noon to noon UTC."""
-    begin = int(datetime.datetime(first.year, first.month, first.day, 12, tzinfo=datetime.timezone.utc).timestamp() * 1000)
+    begin = int(datetime.datetime(first.year, first.month, first.day, 12, tzinfo=datetime.UTC).timestamp() * 1000)
     runner = runner_of(ms.windows.calendar("day", zone=zone))
     runner.push("clicks", *(click(begin + n * HOUR // 4) for n in range(days * 96)))
     runner.drain()

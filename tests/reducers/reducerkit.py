@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -25,7 +25,7 @@ decimals = st.decimals(-(10**12), 10**12, places=3) | st.sampled_from(
 numbers = ints | st.booleans() | floats
 
 dates = st.datetimes(datetime(2000, 1, 1), datetime(2001, 1, 1))
-zoned = dates.map(lambda at: at.replace(tzinfo=timezone.utc)) | dates.map(lambda at: at.replace(tzinfo=timezone(timedelta(hours=2))))
+zoned = dates.map(lambda at: at.replace(tzinfo=UTC)) | dates.map(lambda at: at.replace(tzinfo=timezone(timedelta(hours=2))))
 leaves = (
     st.none()
     | st.booleans()

@@ -6,7 +6,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -89,9 +89,7 @@ def test_what_is_no_number_is_not_summed(make: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     "reducer", [ms.min("x"), ms.max("x"), ms.top(1, "x"), ms.bottom(2, "x", by="x"), ms.first("x", by="x"), ms.last("x", by="x")]
 )
-@pytest.mark.parametrize(
-    ("one", "other"), [(1, "a"), (datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=timezone.utc)), ([1], [[1]]), (b"a", "a")]
-)
+@pytest.mark.parametrize(("one", "other"), [(1, "a"), (datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=UTC)), ([1], [[1]]), (b"a", "a")])
 def test_what_cannot_be_compared_is_an_error_that_names_both(reducer: ms.Reducer, one: Any, other: Any) -> None:
     parts = [reducer.lift({"x": one}), reducer.lift({"x": other})]
     for call in (lambda: reducer.combine(*parts), lambda: reducer.combine(*reversed(parts)), lambda: reducer.fold(parts)):

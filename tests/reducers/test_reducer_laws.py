@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -14,13 +14,13 @@ from millstream.reducers.composite import Several
 from millstream.reducers.order import order_key
 
 PEOPLE = [
-    {"name": "Sue", "age": 7, "x": 0.1, "d": Decimal("1.10"), "at": datetime(2020, 1, 1, tzinfo=timezone.utc)},
-    {"name": "Joe", "age": 2**63 - 1, "x": 1e300, "d": Decimal("2"), "at": datetime(2021, 1, 1, tzinfo=timezone.utc)},
-    {"name": "Sue", "age": 7.0, "x": float("inf"), "d": Decimal("NaN"), "at": datetime(2020, 1, 1, tzinfo=timezone.utc)},
+    {"name": "Sue", "age": 7, "x": 0.1, "d": Decimal("1.10"), "at": datetime(2020, 1, 1, tzinfo=UTC)},
+    {"name": "Joe", "age": 2**63 - 1, "x": 1e300, "d": Decimal("2"), "at": datetime(2021, 1, 1, tzinfo=UTC)},
+    {"name": "Sue", "age": 7.0, "x": float("inf"), "d": Decimal("NaN"), "at": datetime(2020, 1, 1, tzinfo=UTC)},
     {"name": None, "age": None, "x": None, "d": None, "at": None},
-    {"name": "Ann", "age": True, "x": -1e300, "d": Decimal("-1E+5"), "at": datetime(2019, 1, 1, tzinfo=timezone.utc)},
-    {"name": "Tod", "age": 2**70, "x": 5e-324, "d": Decimal("0.001"), "at": datetime(2019, 1, 1, tzinfo=timezone.utc)},
-    {"name": "Sue", "age": -3, "x": float("nan"), "d": Decimal("-0.001"), "at": datetime(2019, 1, 1, tzinfo=timezone.utc)},
+    {"name": "Ann", "age": True, "x": -1e300, "d": Decimal("-1E+5"), "at": datetime(2019, 1, 1, tzinfo=UTC)},
+    {"name": "Tod", "age": 2**70, "x": 5e-324, "d": Decimal("0.001"), "at": datetime(2019, 1, 1, tzinfo=UTC)},
+    {"name": "Sue", "age": -3, "x": float("nan"), "d": Decimal("-0.001"), "at": datetime(2019, 1, 1, tzinfo=UTC)},
 ]
 BUILTIN = [
     ms.count(),

@@ -6,7 +6,7 @@ import functools
 import math
 import random
 from collections import Counter
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -227,7 +227,7 @@ def test_what_has_an_inverse() -> None:
 
 
 def test_a_field_of_an_object_is_an_attribute() -> None:
-    assert shown(ms.max("year"), [datetime(2001, 1, 1), datetime(2003, 1, 1, tzinfo=timezone.utc)]) == 2003
+    assert shown(ms.max("year"), [datetime(2001, 1, 1), datetime(2003, 1, 1, tzinfo=UTC)]) == 2003
     assert shown(ms.sum("real"), [1.5, 2.5]) == 4.0
 
 

@@ -7,7 +7,7 @@ import itertools
 import uuid
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -90,7 +90,7 @@ OTHERS = [
     OrderedDict(a=1),
     uuid.UUID(int=5),
     time(1, 2),
-    time(1, 2, tzinfo=timezone.utc),
+    time(1, 2, tzinfo=UTC),
     date(2020, 1, 1),
     timedelta(1),
     datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))),
@@ -118,8 +118,8 @@ def test_equal_values_of_other_classes_are_one() -> None:
         (Decimal("-Infinity"), float("-inf")),
         (Decimal("1E+3000"), 10**3000),
         (2.0**80, 2**80),
-        (datetime(2000, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), datetime(2000, 1, 1, tzinfo=timezone.utc)),
-        (time(2, tzinfo=timezone(timedelta(hours=2))), time(0, tzinfo=timezone.utc)),
+        (datetime(2000, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), datetime(2000, 1, 1, tzinfo=UTC)),
+        (time(2, tzinfo=timezone(timedelta(hours=2))), time(0, tzinfo=UTC)),
     ):
         assert a == b and identity(a) == identity(b)
         assert order_key(a) != order_key(b)  # but they can be told apart

@@ -98,7 +98,7 @@ async def soon(future: Any) -> Any:
     """What becomes of a request; an error is given, not raised. Nothing that is tested takes five seconds."""
     try:
         return await asyncio.wait_for(asyncio.ensure_future(future), 5)
-    except (MillstreamError, TimeoutError, asyncio.TimeoutError) as error:
+    except (MillstreamError, TimeoutError) as error:
         return error
 
 

@@ -242,7 +242,7 @@ def certificates(folder: Path) -> dict[str, str]:
     from cryptography.x509.oid import NameOID
 
     folder.mkdir(parents=True, exist_ok=True)
-    now, paths = datetime.datetime.now(datetime.timezone.utc), {}
+    now, paths = datetime.datetime.now(datetime.UTC), {}
 
     def made(name: str, by: tuple[Any, Any] | None) -> tuple[Any, Any]:
         key = ec.generate_private_key(ec.SECP256R1())

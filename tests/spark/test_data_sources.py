@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition, SimpleDataSourceStreamReader
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
 import millstream as ms
+from millstream.engine.spark.versions import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
 

@@ -32,7 +32,7 @@ ROW: dict[str, Any] = {
     "raw": b"\x00\xff",
     "price": Decimal("12.30"),
     "day": datetime.date(2024, 2, 29),
-    "at": datetime.datetime(2024, 5, 1, 12, 30, 15, 250_000, tzinfo=datetime.timezone.utc),
+    "at": datetime.datetime(2024, 5, 1, 12, 30, 15, 250_000, tzinfo=datetime.UTC),
     "plain": datetime.datetime(2024, 5, 1, 12),
     "tags": [1, None, 3],
     "place": {"x": 1.5, "names": ["p", "q"]},

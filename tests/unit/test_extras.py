@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from millstream import extras
 
@@ -61,6 +61,23 @@ def test_millstream_works_without_any_extra(tmp_path: Path) -> None:
     code = "import millstream.cli; import millstream as ms; ms.service.Table('t'); ms.testing.LocalRunner; from millstream.cli import main; main(['--help'])"
     ran = without(every, code, tmp_path)
     assert ran.returncode == 0 and "serve" in ran.stdout, ran.stderr
+
+
+SPARK = "running on Spark needs the extra 'spark', which is not installed (there is no module 'pyspark'). In your clone of Millstream: pip install '.[spark]'"
+NO_RUN = """
+import millstream as ms
+p = ms.Pipeline("p")
+p.emit(p.inject("in", ms.sources.rate(1), timestamp="timestamp"), ms.sinks.memory())
+p.run(checkpoint="checkpoint", available_now=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [NO_RUN, CLI.format("['run', 'p.py', '--checkpoint', 'c', '--available-now']")])
+def test_a_run_without_pyspark_says_which_extra_brings_it(code: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(NO_RUN.replace("p.run(", "# "))
+    ran = without(extras._BRINGS["spark"], code, tmp_path)
+    assert ran.returncode == 1 and SPARK in ran.stderr, ran.stderr
 
 
 def test_a_module_that_no_extra_brings_is_an_ordinary_error() -> None:

@@ -12,7 +12,7 @@ import millstream as ms
 from millstream.sources.schema import columns, converted, millis, moment
 from millstream.testing import LocalRunner
 
-NOON = datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.timezone.utc)
+NOON = datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.UTC)
 
 
 @pytest.mark.parametrize("given", [NOON, NOON.replace(tzinfo=None), "2024-05-01T12:00:00Z", "2024-05-01T14:00:00+02:00", 1_714_564_800_000])
@@ -25,7 +25,7 @@ def test_a_row_has_the_columns_of_the_schema_and_no_others() -> None:
     assert known is not None
     assert converted({"word": "tea", "at": 0, "price": "1.5", "more": 1}, known, "in") == {
         "word": "tea",
-        "at": datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc),
+        "at": datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC),
         "price": Decimal("1.50"),
         "tags": None,
     }

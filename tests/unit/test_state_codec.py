@@ -37,7 +37,7 @@ scalars = st.one_of(
     st.timedeltas(),
     st.decimals(allow_nan=False),
     st.uuids(),
-    st.datetimes(timezones=st.just(datetime.timezone.utc)),
+    st.datetimes(timezones=st.just(datetime.UTC)),
 )
 keys = st.one_of(st.text(), st.integers(), st.dates(), st.tuples(st.integers(), st.dates()), st.binary())
 values = st.recursive(
@@ -306,7 +306,7 @@ def exactly(value: Any) -> Any:
 
 
 zones = st.sampled_from(
-    [BERLIN, NEW_YORK, zoneinfo.ZoneInfo("UTC"), datetime.timezone.utc, datetime.timezone(datetime.timedelta(hours=5)), Elsewhere()]
+    [BERLIN, NEW_YORK, zoneinfo.ZoneInfo("UTC"), datetime.UTC, datetime.timezone(datetime.timedelta(hours=5)), Elsewhere()]
 )
 naive = st.datetimes(datetime.datetime(1990, 1, 1), datetime.datetime(2030, 1, 1))
 moments = st.builds(lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold), naive, st.none() | zones, st.integers(0, 1))

@@ -84,7 +84,7 @@ def test_versions_may_be_times_texts_and_several_fields() -> None:
     stream = pipeline.inject("in", ms.sources.files("in/", schema="id long, at timestamp, n long"))
     pipeline.table("users", stream, key="id", version=["at", "n"])
     runner = ms.testing.LocalRunner(pipeline)
-    day = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+    day = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     runner.push("in", {"id": 1, "at": day, "n": 2}, {"id": 1, "at": day, "n": 1}, {"id": 1, "at": day - datetime.timedelta(days=1), "n": 9})
     runner.run()
     assert runner.view("users")[1]["n"] == 2

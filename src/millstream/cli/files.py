@@ -6,6 +6,7 @@ imported by the workers, which get its folder as a path.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -27,10 +28,11 @@ _NO_SESSION = (
 
 def load(file: Path) -> ModuleType:
     """Executes a pipeline's file as a module whose content is sent to workers by value."""
-    from pyspark import cloudpickle
-
     module = execute(file)
-    cloudpickle.register_pickle_by_value(module)
+    with contextlib.suppress(ModuleNotFoundError):  # without Spark there are no workers
+        from pyspark import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)
     return module
 
 

@@ -185,7 +185,7 @@ def _millis(value: Any, position: int) -> int:
         when = datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00"))
     except ValueError:
         raise InputError(f"the line that ends at byte {position} has the time {value!r}: write milliseconds, or ISO 8601") from None
-    return int((when if when.tzinfo else when.replace(tzinfo=datetime.timezone.utc)).timestamp() * 1000)
+    return int((when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp() * 1000)
 
 
 def _opened(path: str) -> IO[bytes]:

@@ -166,9 +166,9 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
 
 def _end_spark() -> None:
     """Ends the session of a run, if there is one, and Java still answers."""
-    from pyspark.sql import SparkSession
-
     with contextlib.suppress(Exception):
+        from pyspark.sql import SparkSession
+
         session = SparkSession.getActiveSession()
         if session is not None:
             session.stop()

@@ -57,7 +57,7 @@ def describe(time: int | None) -> str:
     if time >= END:
         return "end"
     try:
-        at = datetime.datetime.fromtimestamp(time / 1000, tz=datetime.timezone.utc)
+        at = datetime.datetime.fromtimestamp(time / 1000, tz=datetime.UTC)
     except (OverflowError, OSError, ValueError):
         return f"{time} ms"
     return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{time % 1000:03d}Z"

@@ -29,7 +29,7 @@ __all__ = ["calendar", "hopping", "same", "session", "tumbling"]
 
 MOST_PANES = 1_000
 _UNITS = ("day", "week", "month", "year")
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MILLI = datetime.timedelta(milliseconds=1)
 _QUARTER = 15 * 60_000
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import math
 import uuid
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -22,7 +22,7 @@ from millstream.errors import HookError
 
 _NONE, _NUMBER, _NAN, _TEXT, _BYTES, _AWARE, _NAIVE, _DAY, _TIME, _DURATION, _UUID, _LIST, _TUPLE, _SET, _DICT, _OBJECT = range(16)
 _ZERO = datetime(1970, 1, 1)
-_ZERO_UTC = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_ZERO_UTC = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: Classes of which equal values are the same value: between two of one of them no tie has to be broken.
 FIRM = frozenset((int, str, bytes, bool))

@@ -42,7 +42,7 @@ _BITS = {"byte": 8, "short": 16, "int": 32, "long": 64}
 _SIMPLE = {*_BITS, "float", "double", "string", "boolean", "binary", "date", "timestamp", "timestamp_ntz", "decimal"}
 #: Spark knows what they are.
 _OTHER = set(re.findall(r"\w+", "interval void null variant character object udt time geometry geography timestamp_nanos"))
-_UTC = datetime.timezone.utc
+_UTC = datetime.UTC
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
 
 

@@ -275,8 +275,16 @@ def state_cache_root(checkpoint_id: str, folder: str | None = None) -> Path:
 
 
 def state_caches_folder(folder: str | None = None) -> Path:
-    """The folder of all state caches on this host. MILLSTREAM_STATE_CACHE chooses the disk."""
-    return Path(folder or os.environ.get("MILLSTREAM_STATE_CACHE") or os.path.join(tempfile.gettempdir(), f"millstream-{os.getuid()}"))
+    """The folder of all state caches on this host: MILLSTREAM_STATE_CACHE, else one beside the blocks of Spark's executor (in a container that is the volume
+    for such things), else one for temporary files."""
+    return Path(folder or os.environ.get("MILLSTREAM_STATE_CACHE") or os.path.join(_local_folder(), f"millstream-{os.getuid()}"))
+
+
+def _local_folder() -> str:
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]  # Spark tells its Python workers
+    if os.path.basename(local).startswith("blockmgr-"):
+        local = os.path.dirname(local)
+    return local or tempfile.gettempdir()
 
 
 def open_state_cache(root: Path, lineage: str, shard: int, map_size: int | None = None) -> StateCache:

@@ -27,7 +27,7 @@ from millstream.views.change import Document
 from millstream.views.operator import Sending, ViewOperator
 
 TOMBSTONE = "tombstone"
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class DocumentRow(msgspec.Struct):
@@ -172,7 +172,7 @@ def ordered(version: Any, table: str) -> Any:
     if kind is tuple or kind is list:
         return [ordered(part, table) for part in version]
     if isinstance(version, datetime.datetime):
-        at = version if version.tzinfo is not None else version.replace(tzinfo=datetime.timezone.utc)
+        at = version if version.tzinfo is not None else version.replace(tzinfo=datetime.UTC)
         return (at - _EPOCH) // datetime.timedelta(microseconds=1)
     if isinstance(version, datetime.date):
         return version.isoformat()

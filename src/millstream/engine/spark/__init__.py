@@ -13,6 +13,12 @@
     error_text        Spark's errors in words
     data_sources      Python data sources of PySpark's, planned by Millstream
     intake_source     the connector's intake as a Spark data source
+    versions          what differs between the versions of Spark
 
 It must not know people: what a run shows is the handle's business.
 """
+
+from millstream.extras import needed
+
+with needed("running on Spark"):
+    import pyspark  # noqa: F401

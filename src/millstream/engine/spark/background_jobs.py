@@ -26,6 +26,7 @@ from millstream.engine.worker_process import PROCESS, RunPlace
 from millstream.state.manifest import Manifest
 
 from .error_text import reason
+from .versions import to_partitions
 
 _IN_TIME = 10.0  # seconds
 _AT_ONCE = 0.2  # seconds
@@ -194,6 +195,6 @@ def two_steps(
 
     works = spark.range(0, len(pieces), 1, max(1, len(pieces)))
     flow = works.mapInArrow(stated, "part int, key binary, sub binary, body binary")
-    flow = flow.repartitionById(parts, "part").sortWithinPartitions("key", "sub")
+    flow = to_partitions(flow, parts, "part").sortWithinPartitions("key", "sub")
     found: list[bytes] = flow.mapInArrow(judged, "body binary").toArrow().column("body").to_pylist()
     return found

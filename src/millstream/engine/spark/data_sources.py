@@ -19,14 +19,13 @@ import pyarrow as pa
 from pyspark.errors import PySparkNotImplementedError
 from pyspark.sql import types as T
 from pyspark.sql.datasource import CaseInsensitiveDict
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
 from pyspark.sql.worker.plan_data_source_read import records_to_arrow_batches
 
 from millstream.errors import CheckpointError, DefinitionError, InputError, MillstreamError
 from millstream.sources.splits import PlannedReader, SplitPlan
 
 from . import pickling
+from .versions import ReadAllAvailable, SupportsTriggerAvailableNow, arrow_schema
 
 _ROWS = 10_000  # of a batch
 _IN_TASKS = 1 << 30  # nobody knows how much a partition holds: tasks read it
@@ -45,7 +44,7 @@ class DataSourceReader(PlannedReader):
         self._struct = T.StructType.fromDDL(given) if isinstance(given, str) else given
         if not isinstance(self._struct, T.StructType):
             raise DefinitionError(f"data source {self._name}: its schema is {given!r}: give a StructType, or DDL text")
-        self.schema = to_arrow_schema(self._struct, timezone="UTC")
+        self.schema = arrow_schema(self._struct)
         self._reader: Any = None
         self._is_simple = False
         # a bounded run whose reader cannot tell its target has one epoch, with all there is, that ends here

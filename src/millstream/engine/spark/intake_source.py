@@ -15,11 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 
 from millstream.connector.intake import reader as intake_reader
+from millstream.errors import DefinitionError
 from millstream.sources.pushed import PushedSource
 from millstream.sources.pushed_reading import rows_between
+
+from .versions import HAS_READ_LIMITS, ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 
 NAME = "millstream_intake"
 DDL = PushedSource.schema
@@ -27,6 +29,10 @@ DDL = PushedSource.schema
 
 def load(spark: Any, folder: str, *, partitions: int | None, messages: int | None, size: int | None) -> Any:
     """The streaming DataFrame over an intake's folder (driver, once per run)."""
+    if not HAS_READ_LIMITS:
+        raise DefinitionError(
+            "ms.sources.connector beside a source that only Spark can read needs Spark 4.2 or newer: give one of ms.sources instead of it"
+        )
     spark.dataSource.register(IntakeDataSource)
     reader = spark.readStream.format(NAME).option("partitions", partitions or spark.sparkContext.defaultParallelism)
     if messages is not None:

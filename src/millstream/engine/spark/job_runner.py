@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from millstream.core.topology import Topology
 from millstream.engine.columns.keying import marks
@@ -30,6 +30,7 @@ from millstream.state.heartbeat import RunMode
 
 from . import keyed_rows, pickling
 from .task_function import task_function
+from .versions import arrow_schema, to_partitions
 
 
 class SparkJobRunner:
@@ -37,10 +38,17 @@ class SparkJobRunner:
 
     def __init__(self, spark: Any, program: Program, place: RunPlace, value_types: list[T.DataType]) -> None:
         self._spark, self._topology, self._shards, self._value_types = spark, program.topology, place.shards, value_types
+        self._name = program.name.replace(",", " ")  # which a tag must not have
         self._program = pickling.dumps(program)
         self._digest = hashlib.blake2b(self._program, digest_size=16).hexdigest()
         self._place = msgspec.msgpack.encode(place)
         self._schemas = self._level_schemas()
+
+    def _name_jobs(self, epoch: int) -> None:
+        """What Spark's page shows of the jobs of this thread."""
+        jobs, name = self._spark.sparkContext, self._name
+        jobs.setJobDescription(f"{name}: epoch {epoch}")
+        jobs.addJobTag(f"millstream-{name}")
 
     def status(self) -> RunMode:
         return RunMode()
@@ -60,7 +68,7 @@ class SparkJobRunner:
                 for at, name in enumerate(self._topology.injectors):
                     if name in later:
                         schema = schema.add(f"v{at}", self._value_types[at])
-            found.append((schema, to_arrow_schema(schema, timezone="UTC").serialize().to_pybytes()))
+            found.append((schema, arrow_schema(schema).serialize().to_pybytes()))
         return found
 
     def run(self, input: DataFrame | None, order: EpochOrder) -> list[Receipt]:
@@ -71,11 +79,12 @@ class SparkJobRunner:
             if flow is None:
                 flow = keyed_rows.tick_frame(self._spark, partitions, self._topology, self._value_types)
             else:
-                flow = flow.repartitionById(partitions, "part")
+                flow = to_partitions(flow, partitions, "part")
             schema, arrow = self._schemas[level]
             flow = flow.mapInArrow(task_function(self._digest, self._program, self._place, encoded, level, arrow), schema)
         assert flow is not None
         try:
+            self._name_jobs(order.epoch)
             bodies = flow.toArrow().column("body").to_pylist()
         except Exception as error:
             if "indeterminate output" in str(error):  # a stage was lost in mid-epoch, and Spark will not mix its attempts either

@@ -15,7 +15,6 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from millstream import faults
 from millstream.core.topology import Injector, Topology
@@ -36,7 +35,7 @@ from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import Storage
 
-from . import keyed_rows, pickling
+from . import keyed_rows, pickling, versions
 from .background_jobs import ResidentJob, SparkCompaction
 from .error_text import reason
 from .job_runner import PlannedSource, SparkJobRunner, SplitFrames, SplitJobRunner
@@ -148,7 +147,7 @@ def _reader(injector: Injector, topology: Topology) -> PlannedSource:
 
 def arrow_schema(given: Any) -> pa.Schema:
     struct = T.StructType.fromDDL(given) if isinstance(given, str) else given
-    return to_arrow_schema(struct, timezone="UTC")
+    return versions.arrow_schema(struct)
 
 
 def micro_batch_run(asked: Starting) -> Run:

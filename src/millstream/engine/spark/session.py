@@ -18,14 +18,11 @@ from typing import Any
 from millstream.errors import MillstreamError
 
 from . import jvm
-
-#: Spark's default for local disks starts a process for every look at a file, three times an epoch: about 90 ms. Its offset log needs no
-#: exclusive creation here, because the manifest decides who owns an epoch.
-_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+from .versions import FILE_MANAGER, MICRO_BATCHES
 
 #: Spark says here, once per try and with its whole stack, what a run then ends with in two lines; and what it does with a task whose job is over.
 _HUSHED = (
-    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    MICRO_BATCHES,
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.scheduler.DAGScheduler",
@@ -51,7 +48,9 @@ def local_settings(cores: int) -> dict[str, str]:
         "spark.python.worker.reuse": "true",
         "spark.python.unix.domain.socket.enabled": "true",  # an epoch of one record takes 0.7 of the time that it takes over TCP
         "spark.shuffle.compress": "false",  # it never leaves this machine
-        "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+        # Spark's default for local disks starts a process for every look at a file, three times an epoch: about 90 ms. Its offset log needs no
+        # exclusive creation here, because the manifest decides who owns an epoch.
+        "spark.sql.streaming.checkpointFileManagerClass": FILE_MANAGER,
         **ARROW,
     }
 
