@@ -10,7 +10,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
-.PHONY: setup demo demo-views demo-service test quick check bench bench-quick soak java clean
+.PHONY: setup demo demo-views demo-service test quick check bench bench-quick soak matrix java clean
 
 setup: java $(STAMP)
 	@echo "ready: . $(VENV)/bin/activate for the millstream command, or make demo"
@@ -54,6 +54,10 @@ quick: $(STAMP)
 soak: setup
 	MILLSTREAM_FULL=1 $(BIN)/pytest -m "soak or not (spark or crash)"
 
+# the tests that a version of Spark can break, on Spark 4.0 to 4.3: make matrix ARGS="--write 4.0 4.1"
+matrix: $(STAMP)
+	$(BIN)/python scripts/matrix.py $(ARGS)
+
 bench: setup
 	$(BIN)/python -m benchmarks.all
 
@@ -61,4 +65,4 @@ bench-quick: setup
 	$(BIN)/python -m benchmarks.throughput --quick
 
 clean:
-	rm -rf $(VENV) demo-output demo-views-output demo-service-output .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .matrix demo-output demo-views-output demo-service-output .mypy_cache .ruff_cache .pytest_cache
