@@ -15,7 +15,7 @@ _BRINGS = {
     "cluster": ("cryptography",),
     "completion": ("shtab",),
     "demo": ("matplotlib", "duckdb"),
-    "postgres": ("psycopg",),
+    "postgres": ("psycopg", "stamina"),
     "spark": ("pyspark", "py4j"),
     "service": ("grpc", "google", "grpc_health", "grpc_reflection"),
 }

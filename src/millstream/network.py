@@ -5,19 +5,27 @@ Rules
 2. TLS is off unless certificate paths are given. With it on, the client checks the server's certificate and host name; with `ca` on the server's side
    too, the server checks the client's.
 3. Who listens where other machines can reach it, without a cookie, is refused: anybody could then write to, or roll back, whatever is behind it.
-4. The class of an error says who must act. What is written down wrongly (an address, a certificate, rule 3) is a `DefinitionError`: the program, or its
+4. Whoever calls a server of somebody else's tries again after an error that may pass, with growing and random pauses, for half a minute (`retried`).
+5. The class of an error says who must act. What is written down wrongly (an address, a certificate, rule 3) is a `DefinitionError`: the program, or its
    call, must change. A port that is taken, or an address that is not this machine's, is a `NetworkError`: the operator's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import ssl
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import msgspec
 
 from millstream.errors import DefinitionError, NetworkError
+from millstream.extras import needed
+
+TRIED_FOR = 30.0  # seconds
 
 
 class Tls(msgspec.Struct, frozen=True):
@@ -50,6 +58,16 @@ def client_context(tls: Tls) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         raise DefinitionError(f"the CA {tls.ca}, the certificate or its key cannot be used: {error}") from error
     return context
+
+
+def retried(transient: tuple[type[Exception], ...]) -> Iterator[AbstractContextManager[Any]]:
+    """Tries for a `with` block each: more than one only after an error of these types."""
+    if not transient:
+        yield contextlib.nullcontext()
+        return
+    with needed("trying a server again"):
+        import stamina
+    yield from stamina.retry_context(on=transient, attempts=None, timeout=TRIED_FOR, wait_initial=0.05, wait_max=5.0)
 
 
 def is_loopback(host: str) -> bool:

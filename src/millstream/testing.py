@@ -12,6 +12,8 @@ ms.testing.assert_exactly_once(pipeline, records, seeds=range(200))     # crashe
 faults = ms.testing.SparkFaults("my_job.py", "checkpoint")              # kill -9 at a named point, on Spark
 faults.kill_at("epoch.6-committed", epoch=3)
 
+ms.testing.check_sink(sink, read)  # a sink of your own: called twice, by replaced runs, by drivers that are killed
+
 ms.testing.check_store(open_store)                                      # the contracts of the state service, against your own store or log
 asyncio.run(ms.testing.check_log(open_log))
 """
@@ -39,6 +41,7 @@ from millstream.pipeline import Pipeline
 from millstream.reducers.law_checks import assert_reducer
 from millstream.simulation import view_checks
 from millstream.simulation.local import Emitted, LocalEngine, SimulatedCrash
+from millstream.simulation.sink_checks import check_sink
 
 if TYPE_CHECKING:
     from millstream.service.conformance import check_log, check_store
@@ -53,6 +56,7 @@ __all__ = [
     "assert_reducer",
     "assert_same_in_any_epochs",
     "check_log",
+    "check_sink",
     "check_store",
     "serving",
 ]

@@ -105,13 +105,17 @@ def _layout(of: ComputationState | ComputationSpec) -> str:
 
 
 def _check_waiting(latest: Manifest, program: Program, drop: Sequence[str]) -> None:
-    known = {emission.name for emission in program.topology.emissions if type(emission.sink).encode_part is not Sink.encode_part}
-    lost = sorted(name for name in latest.waiting if name not in known and name not in drop)
+    known = {e.name: e.sink.form for e in program.topology.emissions if type(e.sink).encode_part is not Sink.encode_part}
+    lost = sorted(
+        name
+        for name, waiting in latest.waiting.items()
+        if name not in drop and any(part.own.get("form", "") != known.get(name) for part in waiting.parts)
+    )
     if lost:
         rows = sum(part.rows for name in lost for part in latest.waiting[name].parts)
         raise CheckpointError(
-            f"{rows} committed rows wait in the checkpoint to be published for {', '.join(map(repr, lost))}, which the pipeline no longer sends to a sink of "
-            f"files. Run once more with that sink, so that they are; if they may go, run(..., drop={lost!r})."
+            f"{rows} committed rows wait in the checkpoint to be published for {', '.join(map(repr, lost))}, which the pipeline no longer sends to that sink, "
+            f"or in another form. Run once more with that sink, so that they are; if they may go, run(..., drop={lost!r})."
         )
 
 

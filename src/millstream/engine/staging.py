@@ -130,11 +130,16 @@ def _stage_sinks(task: Task, receipt: Receipt, outcomes: Mapping[str, Outcome], 
                 if task.unit is not None:
                     check_token(task.storage, order)  # others look when they write the unit, which is later
                 receipt.parts[emission.name] = emission.sink.stage(context, found)
-            elif len(data := emission.sink.encode_part(context, found)) > SMALL:
-                receipt.parts[emission.name] = emission.sink.stage_encoded(context, data, len(found))
+                continue
+            data = emission.sink.encode_part(context, found)
+            if len(data) > SMALL:
+                part = emission.sink.stage_encoded(context, data, len(found))
             else:
                 own = {"offset": unit.add(data), "length": len(data)}
-                receipt.parts[emission.name] = Part(rows=len(found), staged=unit.name, in_checkpoint=True, own=own)
+                part = Part(rows=len(found), staged=unit.name, in_checkpoint=True, own=own)
+            if emission.sink.form:
+                part.own["form"] = emission.sink.form
+            receipt.parts[emission.name] = part
 
 
 def check_token(storage: Storage, order: EpochOrder) -> None:

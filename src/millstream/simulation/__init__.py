@@ -14,6 +14,7 @@
     epoch_cuts        the same records in other epochs, shards and instances
     instance_sharing  whose instance a hook runs on, varied
     diagnosis         what kind of mistake makes runs differ
+    sink_checks       whether a sink keeps its contract: called twice, by replaced runs, by drivers that are killed
     view_checks       what tables and views hold after an epoch, whether it is right, and what must be equal in other epochs
 
 It must not know Spark, nor people: it gives values and texts.

@@ -2,6 +2,7 @@
 
     base       the contract: who calls what, and how often
     files      files of a directory
+    epoch_sink the base of sinks that write an epoch and a marker in one transaction of their target
     epochs     a function per epoch, or memory
     two_phase  programs that speak the connector's protocol, over TCP
     service    tables of the state service
@@ -19,6 +20,7 @@ A row of a sink is key, timestamp and value, and id where the stream is emitted 
 """
 
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
+from millstream.sinks.epoch_sink import EpochRows, EpochSink, SinkWriter
 from millstream.sinks.epochs import EachEpoch, MemorySink, each_epoch, memory
 from millstream.sinks.files import FileSink, files
 from millstream.sinks.service import ServiceSink, service
@@ -27,6 +29,8 @@ from millstream.sinks.two_phase import TwoPhaseSink, connector
 __all__ = [
     "DriverContext",
     "EachEpoch",
+    "EpochRows",
+    "EpochSink",
     "FileSink",
     "IdentifiedRow",
     "MemorySink",
@@ -34,6 +38,7 @@ __all__ = [
     "ServiceSink",
     "Sink",
     "SinkRow",
+    "SinkWriter",
     "TaskContext",
     "TwoPhaseSink",
     "connector",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from millstream.core.time import Duration, duration
 from millstream.state.compaction import unit_name
 from millstream.state.manifest import Part
 from millstream.state.storage import Storage
@@ -50,9 +51,14 @@ class ResultRows(Sequence[SinkRow]):
 
 
 def part_bytes(storage: Storage, part: Part) -> bytes:
-    """What `encode_part` gave for a part that waited in the checkpoint."""
+    """The bytes of a part that waited in the checkpoint: what `encode_part` gave."""
     assert part.staged is not None
     return storage.read(part.staged, part.own["offset"], part.own["length"])
+
+
+def roll_millis(roll: Duration | None) -> int | None:
+    """What somebody says of how long rows wait; None if nobody does."""
+    return None if roll is None else 0 if roll == 0 else duration(roll)
 
 
 class TaskContext(msgspec.Struct):
@@ -70,10 +76,10 @@ class TaskContext(msgspec.Struct):
     tries: int = 0
 
     def keep(self, data: bytes, rows: int) -> Part:
-        """Puts bytes of so many rows into the checkpoint, durably, and returns the part that names them: `checkpoint.read(part.staged)` gives them back."""
+        """Puts bytes of so many rows into the checkpoint, durably, and returns the part that names them: `part_bytes` gives them back."""
         name = unit_name(self.epoch, "rows", self.token)
         self.checkpoint.put(name, data)
-        return Part(rows=rows, staged=name, in_checkpoint=True)
+        return Part(rows=rows, staged=name, in_checkpoint=True, own={"offset": 0, "length": len(data)})
 
 
 class DriverContext(msgspec.Struct):
@@ -91,6 +97,8 @@ class DriverContext(msgspec.Struct):
 class Sink:
     #: Whether small parts lie inside the task's unit, in the checkpoint, until they are published: one write instead of two. Such a sink has `encode_part`.
     in_units: bool = False
+    #: The form of those bytes, where it is not that of `sinks.files`: parts that wait can only be published by a sink with the same one.
+    form: str = ""
     #: For how long (milliseconds) committed parts wait, to be published together; 0: not at all. Only for a sink whose parts may lie in units.
     roll_millis: int = 0
     #: Whether `commit` runs jobs of Spark's, which need a slot of their own.

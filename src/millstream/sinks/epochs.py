@@ -1,5 +1,5 @@
-"""Sinks that are handed a whole epoch on the driver: a user's function, or a list in memory. The rows wait in the checkpoint, named by the manifest, until
-they have been handed over: a crash in between hands them over again, with the same epoch number.
+"""Sinks that are handed a whole epoch on the driver: a user's function, or a list in memory. A crash in between hands it over again, with the same epoch
+number and the same rows.
 """
 
 from __future__ import annotations
@@ -8,34 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.errors import SinkError
-from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
+from millstream.sinks.base import DriverContext, Part, SinkRow
+from millstream.sinks.epoch_sink import EpochRows, KeptRows
 from millstream.sinks.files import to_table
-from millstream.state.codec import encode_value, msgpack
-
-_decode = msgpack.decoder(object)
 
 
-class _Staged(Sink):
-    def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
-        try:
-            data = encode_value([(row.key, row.timestamp, row.value, getattr(row, "id", None)) for row in rows])
-        except Exception as error:
-            raise SinkError(f"stream {context.emission!r} into {self.describe()}: {error}") from error
-        return context.keep(data, len(rows))
-
-    def rows(self, context: DriverContext, parts: Sequence[Part]) -> list[SinkRow]:
-        return [
-            SinkRow(_as_key(key), timestamp, value) if id is None else IdentifiedRow(_as_key(key), timestamp, value, id)
-            for part in parts
-            for key, timestamp, value, id in _decode(context.checkpoint.read(str(part.staged)))
-        ]
-
-
-def _as_key(key: Any) -> Any:
-    return tuple(_as_key(part) for part in key) if isinstance(key, list) else key
-
-
-class EachEpoch(_Staged):
+class EachEpoch(KeptRows):
     """Calls `function(DataFrame, epoch)` on the driver after each commit with rows: at least once, in order of epochs. The same epoch number may come again
     after a crash, with the same rows: use it to make the effect idempotent. The rows pass through the driver; for bulk output use `files`."""
 
@@ -51,7 +29,7 @@ class EachEpoch(_Staged):
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         if not parts:
             return
-        table = to_table(self.rows(context, parts), self.schema, f"stream {context.emission!r} into {self.describe()}")
+        table = to_table(list(EpochRows(context.checkpoint, parts)), self.schema, f"stream {context.emission!r} into {self.describe()}")
         try:
             self.function(context.spark.createDataFrame(table), epoch)
         except Exception as error:
@@ -65,7 +43,7 @@ class EachEpoch(_Staged):
         return {"schema": self.schema, "function": None}  # tasks only stage
 
 
-class MemorySink(_Staged):
+class MemorySink(KeptRows):
     """Collects rows in `.collected`, for tests: exactly once within one process."""
 
     def __init__(self) -> None:
@@ -74,7 +52,7 @@ class MemorySink(_Staged):
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         if parts and (context.emission, epoch) not in self.epochs:
-            self.collected.extend(self.rows(context, parts))
+            self.collected.extend(EpochRows(context.checkpoint, parts))
             self.epochs.add((context.emission, epoch))
 
     def place(self) -> str:

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from millstream.core.time import Duration, duration
+from millstream.core.time import Duration
 from millstream.errors import DefinitionError, SinkError
-from millstream.sinks.base import DriverContext, IdentifiedRow, Part, ResultRows, Sink, SinkRow, TaskContext, part_bytes
+from millstream.sinks.base import DriverContext, IdentifiedRow, Part, ResultRows, Sink, SinkRow, TaskContext, part_bytes, roll_millis
 from millstream.state.compaction import made_in
 from millstream.state.storage import Storage, open_storage
 
@@ -99,7 +99,7 @@ class FileSink(Sink):
         text = os.fspath(path)
         self.path = text if "://" in text else os.path.abspath(text)
         self.format, self.schema, self.options, self.nan = format, schema, storage_options, nan
-        self.roll = None if roll is None else 0 if roll == 0 else duration(roll)
+        self.roll = roll_millis(roll)
         self.roll_millis = self.roll or 0
         self.in_units = self.roll_millis > 0
 
