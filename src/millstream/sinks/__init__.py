@@ -4,6 +4,8 @@
     files      files of a directory
     epoch_sink the base of sinks that write an epoch and a marker in one transaction of their target
     epochs     a function per epoch, or memory
+    postgres   a table of PostgreSQL; `copy_text` is what its COPY reads
+    row_columns  rows as the columns of a table
     two_phase  programs that speak the connector's protocol, over TCP
     service    tables of the state service
 
@@ -23,6 +25,7 @@ from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, Sink
 from millstream.sinks.epoch_sink import EpochRows, EpochSink, SinkWriter
 from millstream.sinks.epochs import EachEpoch, MemorySink, each_epoch, memory
 from millstream.sinks.files import FileSink, files
+from millstream.sinks.postgres import PostgresSink, postgres
 from millstream.sinks.service import ServiceSink, service
 from millstream.sinks.two_phase import TwoPhaseSink, connector
 
@@ -35,6 +38,7 @@ __all__ = [
     "IdentifiedRow",
     "MemorySink",
     "Part",
+    "PostgresSink",
     "ServiceSink",
     "Sink",
     "SinkRow",
@@ -45,5 +49,6 @@ __all__ = [
     "each_epoch",
     "files",
     "memory",
+    "postgres",
     "service",
 ]

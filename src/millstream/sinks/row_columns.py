@@ -1,0 +1,120 @@
+"""Rows of a sink as the columns of a table.
+
+Rules
+1. A column named key, timestamp, value or id has that part of the row; any other has the field of the value with its name. `columns=` says otherwise: a
+   path such as "key.0" or "value.user.name".
+2. Types are checked here, in the task, before an epoch is committed. A value that does not fit is an error that names key, column and value.
+3. Where a column has a time, an integer is milliseconds since 1970, as everywhere in Millstream.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from millstream.errors import DefinitionError
+from millstream.sinks.base import SinkRow
+
+PARTS = ("key", "timestamp", "value", "id")
+
+
+class TableColumn(msgspec.Struct, frozen=True):
+    """A column of a target. path: where in a row its value is. type: Arrow's; None: whatever the values are. required: it must not be null. convert: what
+    becomes of each value that is not null, before it is given the type; ValueError says that it does not fit."""
+
+    name: str
+    path: str
+    type: Any = None
+    required: bool = False
+    convert: Callable[[Any], Any] | None = None
+
+
+def default_path(name: str) -> str:
+    return name if name in PARTS else f"value.{name}"
+
+
+def check_paths(paths: Mapping[str, str], who: str) -> None:
+    for name, path in paths.items():
+        if path.split(".")[0] not in PARTS:
+            raise DefinitionError(
+                f"{who}: column {name!r} from {path!r}: a path begins with {', '.join(PARTS)}, as in 'key.0' or 'value.user.name'"
+            )
+
+
+def getter(path: str) -> Callable[[SinkRow], Any]:
+    """What is at a path in a row; None where the way there is missing."""
+    first, *rest = path.split(".")
+    if not rest:
+        return lambda row: getattr(row, first, None)
+    if first == "value" and len(rest) == 1:
+        name = rest[0]
+        return lambda row: row.value.get(name) if isinstance(row.value, dict) else None
+
+    def found(row: SinkRow) -> Any:
+        here: Any = getattr(row, first, None)
+        for step in rest:
+            if isinstance(here, dict):
+                here = here.get(step)
+            elif isinstance(here, (list, tuple)) and step.isdigit() and int(step) < len(here):
+                here = here[int(step)]
+            elif first == "key" and step == "0" and not isinstance(here, (list, tuple)):
+                continue
+            else:
+                return None
+        return here
+
+    return found
+
+
+def to_columns(rows: Sequence[SinkRow], columns: Iterable[TableColumn]) -> pa.Table:
+    """The rows as an Arrow table. Raises ValueError that names key, column and value."""
+    return pa.table({column.name: _array(rows, column) for column in columns})
+
+
+def _array(rows: Sequence[SinkRow], column: TableColumn) -> pa.Array:
+    values = list(map(getter(column.path), rows))
+    try:
+        found = _typed(values, column)
+        if column.required and found.null_count:
+            raise ValueError("it must not be null")
+        return found
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, UnicodeError, ArithmeticError) as error:
+        for row, value in zip(rows, values, strict=True):
+            try:
+                if value is None and column.required:
+                    raise ValueError("it must not be null")
+                _typed([value], column)
+            except Exception as culprit:
+                raise ValueError(f"key {row.key!r}: column {column.name!r}: {value!r:.200} does not fit: {culprit}") from error
+        raise ValueError(f"column {column.name!r}: {error}") from error
+
+
+def _typed(values: list[Any], column: TableColumn) -> pa.Array:
+    if column.convert is not None:
+        values = [None if value is None else column.convert(value) for value in values]
+    return converted(values, column.type)
+
+
+def converted(values: list[Any], kind: Any) -> pa.Array:
+    """Python values as an Arrow array, without loss: a fraction in a column of integers, a number in one of texts and the like are errors."""
+    if kind is None:
+        return pa.array(values)
+    if pa.types.is_timestamp(kind) and any(isinstance(value, int) for value in values):
+        values = [_time(value) if isinstance(value, int) else value for value in values]
+    if pa.types.is_integer(kind) and any(isinstance(value, float) and not value.is_integer() for value in values):
+        raise ValueError("a fraction does not fit a column of integers")
+    if pa.types.is_decimal(kind):
+        values = [None if value is None else decimal.Decimal(str(value)) for value in values]
+    return pa.array(values, kind)
+
+
+_START = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def _time(millis: int) -> datetime.datetime:
+    return _START + datetime.timedelta(milliseconds=millis)
