@@ -10,7 +10,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 
-.PHONY: setup demo demo-views demo-service test quick check bench bench-quick soak matrix java clean
+.PHONY: setup demo demo-views demo-service test quick check bench bench-quick soak matrix kafka java clean
 
 setup: java $(STAMP)
 	@echo "ready: . $(VENV)/bin/activate for the millstream command, or make demo"
@@ -57,6 +57,10 @@ soak: setup
 # the tests that a version of Spark can break, on Spark 4.0 to 4.3: make matrix ARGS="--write 4.0 4.1"
 matrix: $(STAMP)
 	$(BIN)/python scripts/matrix.py $(ARGS)
+
+# the jars of a Kafka broker for tests and demos, from Maven Central, into the cache folder
+kafka: java
+	$(PYTHON) scripts/kafka_broker.py fetch
 
 bench: setup
 	$(BIN)/python -m benchmarks.all

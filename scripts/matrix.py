@@ -58,7 +58,9 @@ def outcome(python: Path, name: str, paths: list[str]) -> str:
     """How a group of tests went, in pytest's own words."""
     began = time.monotonic()
     ran = subprocess.run([str(python), "-m", "pytest", "-m", "not soak", *paths], cwd=ROOT, capture_output=True, text=True)
-    counts = re.findall(r"(\d+) (passed|failed|error|skipped)", next((line for line in reversed(ran.stdout.splitlines()) if " in " in line), ""))
+    counts = re.findall(
+        r"(\d+) (passed|failed|error|skipped)", next((line for line in reversed(ran.stdout.splitlines()) if " in " in line), "")
+    )
     told = ", ".join(f"{count} {what}" for count, what in counts) or f"exit {ran.returncode}"
     print(f"  {name}: {told}, {time.monotonic() - began:.0f} s", flush=True)
     if ran.returncode:

@@ -15,6 +15,7 @@ _BRINGS = {
     "cluster": ("cryptography",),
     "completion": ("shtab",),
     "demo": ("matplotlib", "duckdb"),
+    "kafka": ("confluent_kafka",),
     "postgres": ("psycopg", "stamina"),
     "spark": ("pyspark", "py4j"),
     "service": ("grpc", "google", "grpc_health", "grpc_reflection"),

@@ -4,7 +4,9 @@
     files      files of a directory
     epoch_sink the base of sinks that write an epoch and a marker in one transaction of their target
     epochs     a function per epoch, or memory
-    postgres   a table of PostgreSQL; `copy_text` is what its COPY reads
+    kafka      a topic of Kafka
+    postgres   a table of PostgreSQL
+    copy_text  what its COPY reads
     row_columns  rows as the columns of a table
     two_phase  programs that speak the connector's protocol, over TCP
     service    tables of the state service
@@ -25,6 +27,7 @@ from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, Sink
 from millstream.sinks.epoch_sink import EpochRows, EpochSink, SinkWriter
 from millstream.sinks.epochs import EachEpoch, MemorySink, each_epoch, memory
 from millstream.sinks.files import FileSink, files
+from millstream.sinks.kafka import KafkaSink, kafka
 from millstream.sinks.postgres import PostgresSink, postgres
 from millstream.sinks.service import ServiceSink, service
 from millstream.sinks.two_phase import TwoPhaseSink, connector
@@ -36,6 +39,7 @@ __all__ = [
     "EpochSink",
     "FileSink",
     "IdentifiedRow",
+    "KafkaSink",
     "MemorySink",
     "Part",
     "PostgresSink",
@@ -48,6 +52,7 @@ __all__ = [
     "connector",
     "each_epoch",
     "files",
+    "kafka",
     "memory",
     "postgres",
     "service",

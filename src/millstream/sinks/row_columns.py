@@ -12,13 +12,15 @@ from __future__ import annotations
 import datetime
 import decimal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 
 from millstream.errors import DefinitionError
 from millstream.sinks.base import SinkRow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PARTS = ("key", "timestamp", "value", "id")
 
@@ -73,10 +75,14 @@ def getter(path: str) -> Callable[[SinkRow], Any]:
 
 def to_columns(rows: Sequence[SinkRow], columns: Iterable[TableColumn]) -> pa.Table:
     """The rows as an Arrow table. Raises ValueError that names key, column and value."""
+    import pyarrow as pa
+
     return pa.table({column.name: _array(rows, column) for column in columns})
 
 
 def _array(rows: Sequence[SinkRow], column: TableColumn) -> pa.Array:
+    import pyarrow as pa
+
     values = list(map(getter(column.path), rows))
     try:
         found = _typed(values, column)
@@ -102,6 +108,8 @@ def _typed(values: list[Any], column: TableColumn) -> pa.Array:
 
 def converted(values: list[Any], kind: Any) -> pa.Array:
     """Python values as an Arrow array, without loss: a fraction in a column of integers, a number in one of texts and the like are errors."""
+    import pyarrow as pa
+
     if kind is None:
         return pa.array(values)
     if pa.types.is_timestamp(kind) and any(isinstance(value, int) for value in values):

@@ -1,0 +1,179 @@
+"""Rows into a topic of a real Kafka broker: each epoch once for readers of committed records, whoever is killed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kafkakit
+import pytest
+
+import millstream as ms
+from millstream.errors import DefinitionError, SinkError
+from millstream.simulation.sink_checks import Stage
+from millstream.sinks.base import IdentifiedRow, SinkRow
+from millstream.sinks.kafka import KafkaSink, _Marker
+
+_names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    found = kafkakit.start(tmp_path_factory.mktemp("kafka"))
+    yield found
+    found.kill()
+
+
+@pytest.fixture
+def topic(broker: Any) -> str:
+    name = f"rows-{next(_names)}"
+    kafkakit.create(broker.address, name, 2, **{"retention.ms": "-1"})  # the rows of the tests are from 1970
+    return name
+
+
+def numbers(address: str, topic: str) -> list[int]:
+    return [json.loads(message.value())["n"] for message in kafkakit.read(address, topic)]
+
+
+def run_of(tmp_path: Path, sink: KafkaSink, row: Any = None) -> Any:
+    return Stage(tmp_path / "checkpoint", row or (lambda n: SinkRow(f"k{n % 3}", n, {"n": n}))).run(sink)
+
+
+@pytest.mark.crash
+def test_the_sink_passes_the_kit(broker: Any, topic: str) -> None:
+    ms.testing.check_sink(ms.sinks.kafka(broker.address, topic), lambda: numbers(broker.address, topic), kills=3)
+
+
+class MarkerBefore(KafkaSink):
+    """A twin: it reads the marker before it shuts out older producers."""
+
+    def begin(self, writer: Any) -> int | None:
+        marker = self._read_marker(f"millstream.{writer.name}.0")
+        super().begin(writer)
+        return None if marker is None else marker.epoch
+
+
+class MarkerApart(KafkaSink):
+    """A twin: the marker has a transaction of its own."""
+
+    def write(self, writer: Any, epoch: int, rows: Any) -> None:
+        kept, self.markers = self.markers, self.topic + "-elsewhere"
+        try:
+            super().write(writer, epoch, rows)
+        finally:
+            self.markers = kept
+        producer = self._producers[writer]
+        producer.begin_transaction()
+        value = json.dumps({"epoch": epoch, "run": writer.run}).encode()
+        producer.produce(self.markers, value=value, key=f"millstream.{writer.name}.0".encode())
+        producer.commit_transaction(30)
+
+
+@pytest.mark.crash
+@pytest.mark.soak
+def test_the_kit_finds_a_marker_in_a_transaction_of_its_own(broker: Any, topic: str) -> None:
+    kafkakit.create(broker.address, topic + "-elsewhere", 1)
+    with pytest.raises(AssertionError, match="drivers were killed"):
+        ms.testing.check_sink(MarkerApart(broker.address, topic), lambda: numbers(broker.address, topic), kills=8, seed=2)
+
+
+@pytest.mark.parametrize("kind", [KafkaSink, MarkerBefore])
+def test_a_marker_is_read_when_older_producers_are_shut_out(broker: Any, topic: str, tmp_path: Path, kind: type[KafkaSink]) -> None:
+    """An older run commits its epoch between the two steps of a younger one."""
+    old = run_of(tmp_path, KafkaSink(broker.address, topic))
+    old.publish(0, [1])
+    late = old.staged(1, [2])
+    new = run_of(tmp_path, kind(broker.address, topic))
+    seen = new.sink._read_marker
+
+    def meanwhile(id: str) -> _Marker | None:
+        found: _Marker | None = seen(id)
+        if kind is MarkerBefore:
+            old.sink._commit(old._context(False), old.sink._writer(old._context(False)), 1, _rows(old, late))
+        return found
+
+    new.sink._read_marker = meanwhile
+    new.commit(1, late)
+    assert numbers(broker.address, topic) == ([1, 2] if kind is KafkaSink else [1, 2, 2])
+
+
+def _rows(run: Any, parts: Any) -> Any:
+    from millstream.sinks.epoch_sink import EpochRows
+
+    return EpochRows(run.stage.storage, parts)
+
+
+def test_records_have_key_timestamp_value_and_id(broker: Any, topic: str, tmp_path: Path) -> None:
+    rows = {0: IdentifiedRow("tea", 1_000, {"a": [1, "é"]}, "id-1"), 1: SinkRow(7, 2_000, None), 2: SinkRow(("x", 1), 3_000, "y")}
+    run_of(tmp_path, ms.sinks.kafka(broker.address, topic), rows.__getitem__).publish(0, [0, 1, 2])
+    found = {message.timestamp()[1]: message for message in kafkakit.read(broker.address, topic)}
+    assert (
+        found[1_000].key() == b"tea" and json.loads(found[1_000].value()) == {"a": [1, "é"]} and found[1_000].headers() == [("id", b"id-1")]
+    )
+    assert found[2_000].value() is None and found[3_000].value() == b'"y"'
+
+
+def test_an_open_transaction_of_another_writer_does_not_hide_the_marker(broker: Any, topic: str, tmp_path: Path) -> None:
+    import confluent_kafka
+
+    run = run_of(tmp_path, ms.sinks.kafka(broker.address, topic))
+    run.publish(0, [0])
+    other = confluent_kafka.Producer({"bootstrap.servers": broker.address, "transactional.id": "other", "transaction.timeout.ms": 60_000})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce("millstream-epochs", b"{}", b"other")
+    other.flush(30)
+    parts = run.publish(1, [1, 2])
+    again = run_of(tmp_path, ms.sinks.kafka(broker.address, topic))
+    ends = threading.Timer(2.0, lambda: other.abort_transaction(30))
+    ends.start()
+    again.commit(1, parts, redo=True)
+    ends.join()
+    assert sorted(numbers(broker.address, topic)) == [0, 1, 2]
+
+
+@pytest.mark.crash
+def test_a_broker_that_is_killed_and_comes_back_loses_and_doubles_nothing(broker: Any, topic: str, tmp_path: Path) -> None:
+    run = run_of(tmp_path, ms.sinks.kafka(broker.address, topic))
+    run.publish(0, [0, 1])
+    for epoch in range(1, 3):
+        broker.kill()
+        back = threading.Timer(0.5, broker.start)
+        back.start()
+        run.publish(epoch, [2 * epoch, 2 * epoch + 1])
+        back.join()
+    assert sorted(numbers(broker.address, topic)) == list(range(6))
+
+
+def test_what_cannot_be_written_is_told(broker: Any, topic: str, tmp_path: Path) -> None:
+    run = run_of(tmp_path, ms.sinks.kafka(broker.address, topic), lambda n: SinkRow("k", n, "x" * 2_000_000))
+    with pytest.raises(
+        SinkError, match=r"stream 'rows' into topic '.*' of Kafka: key 'k': .* cannot be written: it comes to 2,000,003 bytes"
+    ):
+        run.staged(0, [1])
+    with pytest.raises(SinkError, match="topic 'nowhere' of Kafka is not there, or may not be seen; there are: "):
+        ms.sinks.kafka(broker.address, "nowhere").check()
+    with pytest.raises(SinkError, match=r"which has the epochs that are written, has cleanup\.policy=delete"):
+        ms.sinks.kafka(broker.address, topic, markers=topic).check()
+    with pytest.raises(DefinitionError, match="'json', 'text', 'bytes', 'key'"):
+        ms.sinks.kafka("x", "t", value="xml")
+    with pytest.raises(DefinitionError, match="bootstrap"):
+        ms.sinks.kafka({}, "t")
+
+
+def test_a_broker_that_is_away_is_told() -> None:
+    pytest.importorskip("confluent_kafka")
+
+    sink = ms.sinks.kafka({"bootstrap.servers": "127.0.0.1:1"}, "t")
+    module = sys.modules["millstream.sinks.kafka"]
+    kept, module._SECONDS = module._SECONDS, 1.0  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(SinkError, match=r"topic 't' of Kafka at 127\.0\.0\.1:1"):
+            sink.check()
+    finally:
+        module._SECONDS = kept  # type: ignore[attr-defined]
