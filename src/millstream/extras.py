@@ -15,6 +15,8 @@ _BRINGS = {
     "cluster": ("cryptography",),
     "completion": ("shtab",),
     "demo": ("matplotlib", "duckdb"),
+    "delta": ("deltalake",),
+    "iceberg": ("pyiceberg", "sqlalchemy"),
     "kafka": ("confluent_kafka",),
     "postgres": ("psycopg", "stamina"),
     "spark": ("pyspark", "py4j"),

@@ -7,6 +7,9 @@
     kafka      a topic of Kafka
     postgres   a table of PostgreSQL
     copy_text  what its COPY reads
+    delta      a table of Delta Lake
+    iceberg    a table of Apache Iceberg
+    lake       what those two have in common
     row_columns  rows as the columns of a table
     two_phase  programs that speak the connector's protocol, over TCP
     service    tables of the state service
@@ -24,20 +27,24 @@ A row of a sink is key, timestamp and value, and id where the stream is emitted 
 """
 
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, Sink, SinkRow, TaskContext
+from millstream.sinks.delta import DeltaSink, delta
 from millstream.sinks.epoch_sink import EpochRows, EpochSink, SinkWriter
 from millstream.sinks.epochs import EachEpoch, MemorySink, each_epoch, memory
 from millstream.sinks.files import FileSink, files
+from millstream.sinks.iceberg import IcebergSink, iceberg
 from millstream.sinks.kafka import KafkaSink, kafka
 from millstream.sinks.postgres import PostgresSink, postgres
 from millstream.sinks.service import ServiceSink, service
 from millstream.sinks.two_phase import TwoPhaseSink, connector
 
 __all__ = [
+    "DeltaSink",
     "DriverContext",
     "EachEpoch",
     "EpochRows",
     "EpochSink",
     "FileSink",
+    "IcebergSink",
     "IdentifiedRow",
     "KafkaSink",
     "MemorySink",
@@ -50,8 +57,10 @@ __all__ = [
     "TaskContext",
     "TwoPhaseSink",
     "connector",
+    "delta",
     "each_epoch",
     "files",
+    "iceberg",
     "kafka",
     "memory",
     "postgres",

@@ -41,14 +41,14 @@ class EpochRows:
     """The rows of an epoch, read from the checkpoint when somebody asks."""
 
     def __init__(self, storage: Storage, parts: Sequence[Part]) -> None:
-        self._storage, self._parts = storage, parts
+        self._storage, self.parts = storage, parts
 
     def __len__(self) -> int:
-        return sum(part.rows for part in self._parts)
+        return sum(part.rows for part in self.parts)
 
     def pieces(self) -> Iterator[bytes]:
-        """What `encode` gave in the tasks. Rows of one key are in their order."""
-        return (part_bytes(self._storage, part) for part in self._parts)
+        """What `encode` gave in the tasks, of parts that wait in the checkpoint. Rows of one key are in their order."""
+        return (part_bytes(self._storage, part) for part in self.parts if part.in_checkpoint)
 
     def __iter__(self) -> Iterator[SinkRow]:
         """The rows, where `encode` is the base's own."""
@@ -124,6 +124,8 @@ class EpochSink(KeptRows):
         self.roll_millis = self.roll if self.roll is not None else min(roll_millis, self.resident_roll)
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
+        if not parts:
+            return
         if any(part.own.get("form") != self.form for part in parts):
             raise SinkError(
                 f"stream {context.emission!r} into {self.describe()}: rows of epoch {epoch} are committed in the form of another sink. Run once more with that "

@@ -142,7 +142,7 @@ class FileSink(Sink):
     def encode_part(self, context: TaskContext, rows: Sequence[SinkRow]) -> bytes:
         if self.format == "json":
             return self._json(rows, context)
-        return _parquet_bytes(to_table(rows, self.schema, f"stream {context.emission!r} into {self.describe()}"))
+        return parquet_bytes(to_table(rows, self.schema, f"stream {context.emission!r} into {self.describe()}"))
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         return self.stage_encoded(context, self.encode_part(context, rows), len(rows))
@@ -220,10 +220,10 @@ def _joined(pieces: Sequence[bytes]) -> list[tuple[str, bytes]]:
     """The files that parts become, with the suffix of each: all JSON lines are one. Before the sink's format was changed, parts had the other one."""
     lines = [piece for piece in pieces if not piece.startswith(_PARQUET)]
     found = [(_SUFFIX["json"], b"".join(lines))] if lines else []
-    return found + [(_SUFFIX["parquet"], data) for data in _parquets([piece for piece in pieces if piece.startswith(_PARQUET)])]
+    return found + [(_SUFFIX["parquet"], data) for data in join_parquet([piece for piece in pieces if piece.startswith(_PARQUET)])]
 
 
-def _parquets(pieces: Sequence[bytes]) -> list[bytes]:
+def join_parquet(pieces: Sequence[bytes]) -> list[bytes]:
     """Parquet files of parts: one for each type that their columns have. (Without a schema each part has the types of its own values.)"""
     import pyarrow as pa
     import pyarrow.parquet
@@ -241,10 +241,10 @@ def _parquets(pieces: Sequence[bytes]) -> list[bytes]:
                 continue
         else:
             groups.append((table.schema, [table]))
-    return [_parquet_bytes(pa.concat_tables(tables, promote_options="default")) for _, tables in groups]
+    return [parquet_bytes(pa.concat_tables(tables, promote_options="default")) for _, tables in groups]
 
 
-def _parquet_bytes(table: Any) -> bytes:
+def parquet_bytes(table: Any) -> bytes:
     import pyarrow.parquet
 
     sink = io.BytesIO()

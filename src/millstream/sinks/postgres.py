@@ -24,7 +24,7 @@ from millstream.extras import needed
 from millstream.sinks.base import SinkRow
 from millstream.sinks.epoch_sink import EpochRows, EpochSink, SinkWriter
 from millstream.sinks.files import json_bytes
-from millstream.sinks.row_columns import TableColumn, check_paths, default_path, to_columns
+from millstream.sinks.row_columns import GONE, TableColumn, check_paths, key_path, to_columns, to_upserts
 
 if TYPE_CHECKING:
     import psycopg
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 MARKERS = "millstream_epochs"
 _IDLE = "60s"  # inside a transaction
-_GONE = "millstream_gone"
 _CHUNK = 1 << 20
 _REFUSES = "millstream: a newer run has written here"
 
@@ -117,18 +116,12 @@ class PostgresSink(EpochSink):
         names = [name for name, _, _, _ in known]
         if unknown := [name for name in self.columns if name not in names]:
             raise SinkError(f"{self.describe()} has no column {unknown[0]!r}; it has {', '.join(names)}")
-        wanted = self.columns or {
-            name: self._path(name, key) for name, _, _, is_given in known if not is_given or (name in key and self.mode == "upsert")
-        }
-        if missing := [name for name in key if self.mode == "upsert" and name not in wanted]:
+        key = key if self.mode == "upsert" else []
+        wanted = self.columns or {name: key_path(name, key) for name, _, _, is_given in known if not is_given or name in key}
+        if missing := [name for name in key if name not in wanted]:
             raise SinkError(f"{self.describe()}: column {missing[0]!r} of the primary key is not among columns=")
         found = [_column(name, wanted[name], kind, required) for name, kind, required, _ in known if name in wanted]
         return _TableShape(found, key)
-
-    def _path(self, name: str, key: Sequence[str]) -> str:
-        if self.mode == "append" or name not in key:
-            return default_path(name)
-        return f"key.{key.index(name)}" if len(key) > 1 else "key"
 
     def _markers(self) -> str:
         *schema, _ = self.table.rsplit(".", 1)
@@ -145,23 +138,7 @@ class PostgresSink(EpochSink):
         from millstream.sinks.copy_text import copy_text
 
         shape = self._known()
-        if self.mode == "append":
-            return copy_text(to_columns(rows, shape.columns))
-        return self._upserts(rows, shape)
-
-    def _upserts(self, rows: Sequence[SinkRow], shape: _TableShape) -> bytes:
-        import pyarrow as pa
-
-        from millstream.sinks.copy_text import copy_text
-
-        now = [SinkRow(row.key, row.timestamp, row.value["next"]) if _is_change(row.value) else row for row in rows]
-        gone = [row.value is None for row in now]
-        keys = set(shape.key)
-        columns = [
-            column if column.name in keys else TableColumn(column.name, column.path, column.type, column.required and not any(gone))
-            for column in shape.columns
-        ]
-        return copy_text(to_columns(now, columns).append_column(_GONE, pa.array(gone)))
+        return copy_text(to_columns(rows, shape.columns) if self.mode == "append" else to_upserts(rows, shape.columns, shape.key))
 
     # --- the driver
 
@@ -184,7 +161,7 @@ class PostgresSink(EpochSink):
             names = ", ".join(f"{_quoted(c.name)}" for c in self._known().columns)
             session.execute("drop table if exists pg_temp.millstream_rows")
             session.execute(
-                f"create temp table millstream_rows on commit delete rows as select {names}, true as {_GONE} from {self.table} with no data"
+                f"create temp table millstream_rows on commit delete rows as select {names}, true as {GONE} from {self.table} with no data"
             )
             session.execute("alter table pg_temp.millstream_rows add column millstream_at bigserial")
         return marker[0]  # type: ignore[no-any-return]
@@ -195,7 +172,7 @@ class PostgresSink(EpochSink):
 
         session = self._sessions[writer]
         names = ", ".join(_quoted(column.name) for column in self._known().columns)
-        into = f"{self.table} ({names})" if self.mode == "append" else f"pg_temp.millstream_rows ({names}, {_GONE})"
+        into = f"{self.table} ({names})" if self.mode == "append" else f"pg_temp.millstream_rows ({names}, {GONE})"
         try:
             session.execute("begin")
             with session.cursor() as cursor, cursor.copy(f"copy {into} from stdin (format csv)") as copy:
@@ -220,9 +197,9 @@ class PostgresSink(EpochSink):
         same = " and ".join(f"t.{_quoted(name)} = l.{_quoted(name)}" for name in shape.key)
         others = [_quoted(column.name) for column in shape.columns if column.name not in shape.key]
         change = f"update set {', '.join(f'{name} = excluded.{name}' for name in others)}" if others else "nothing"
-        session.execute(f"delete from {self.table} t using ({last}) l where {same} and l.{_GONE}")
+        session.execute(f"delete from {self.table} t using ({last}) l where {same} and l.{GONE}")
         session.execute(
-            f"insert into {self.table} ({names}) select {names} from ({last}) l where not {_GONE} on conflict ({key}) do {change}"
+            f"insert into {self.table} ({names}) select {names} from ({last}) l where not {GONE} on conflict ({key}) do {change}"
         )
 
     def close(self) -> None:
@@ -249,10 +226,6 @@ _MARK = (
     "do $millstream$ begin update {markers} set epoch = {epoch}, written = now() where writer = {writer} and run = {run}; "
     "if not found then raise exception 'replaced' using errcode = 'MS001'; end if; end $millstream$; commit"
 )
-
-
-def _is_change(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == {"prev", "next"}
 
 
 def _quoted(name: str) -> str:

@@ -22,6 +22,7 @@ from millstream.sinks.base import SinkRow
 if TYPE_CHECKING:
     import pyarrow as pa
 
+GONE = "millstream_gone"  # a column
 PARTS = ("key", "timestamp", "value", "id")
 
 
@@ -38,6 +39,13 @@ class TableColumn(msgspec.Struct, frozen=True):
 
 def default_path(name: str) -> str:
     return name if name in PARTS else f"value.{name}"
+
+
+def key_path(name: str, key: Sequence[str]) -> str:
+    """Where a column's value is in the rows of an upsert: the columns of the primary key are the row's key."""
+    if name not in key:
+        return default_path(name)
+    return f"key.{key.index(name)}" if len(key) > 1 else "key"
 
 
 def check_paths(paths: Mapping[str, str], who: str) -> None:
@@ -78,6 +86,21 @@ def to_columns(rows: Sequence[SinkRow], columns: Iterable[TableColumn]) -> pa.Ta
     import pyarrow as pa
 
     return pa.table({column.name: _array(rows, column) for column in columns})
+
+
+def to_upserts(rows: Sequence[SinkRow], columns: Sequence[TableColumn], key: Sequence[str]) -> pa.Table:
+    """The rows as what is to be done, with a column `GONE`: a row without a value removes its key. Of a change {"prev", "next"} the next one counts."""
+    import pyarrow as pa
+
+    now = [SinkRow(row.key, row.timestamp, row.value["next"]) if _is_change(row.value) else row for row in rows]
+    gone = [row.value is None for row in now]
+    if any(gone):
+        columns = [msgspec.structs.replace(one, required=one.required and one.name in key) for one in columns]
+    return to_columns(now, columns).append_column(GONE, pa.array(gone))
+
+
+def _is_change(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"prev", "next"}
 
 
 def _array(rows: Sequence[SinkRow], column: TableColumn) -> pa.Array:
