@@ -75,7 +75,7 @@ class SparkLogDriver:
         finally:
             self.index = -1
 
-    def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
+    def parts(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
         """There are no files: such a watermark stands still until the drain, as in the local engine."""
         return {}, set()
 

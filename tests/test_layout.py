@@ -35,6 +35,7 @@ LAYERS = {
     "operators": 9,
     "state": 9,
     "network": 9,
+    "kafka_client": 9,
     "core": 10,
     "reducers": 10,
     "views": 9,

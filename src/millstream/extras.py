@@ -18,6 +18,7 @@ _BRINGS = {
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg", "sqlalchemy"),
     "kafka": ("confluent_kafka",),
+    "avro": ("fastavro", "httpx2", "httpx", "authlib", "cachetools"),
     "postgres": ("psycopg", "stamina"),
     "spark": ("pyspark", "py4j"),
     "service": ("grpc", "google", "grpc_health", "grpc_reflection"),

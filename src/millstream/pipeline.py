@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from millstream.core import dedup as rules_of_ids
 from millstream.core.computation import Computation, Forward
 from millstream.core.dedup import Dedup
@@ -17,7 +19,7 @@ from millstream.core.statekind import Codec
 from millstream.core.time import Duration, duration
 from millstream.core.topology import DEAD_LETTER, FAIL, ComputationSpec, Emission, Injector, Input, Topology, as_key
 from millstream.core.typed import is_class_of_values
-from millstream.core.watermark import Bounded, Policy, bounded
+from millstream.core.watermark import Bounded, Partitions, Policy, bounded
 from millstream.engine.program import Program
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import as_text
@@ -94,6 +96,9 @@ class Pipeline:
             )
         if not isinstance(watermark or bounded(0), Policy):
             raise DefinitionError(f"inject({name!r}, watermark=...): use one of ms.watermarks, such as ms.watermarks.bounded('2s')")
+        if isinstance(watermark, Partitions):
+            known, column = known.partitioned()
+            watermark = msgspec.structs.replace(watermark, sub_column=column)
         rule = None if dedup is None or id is None else dedup if isinstance(dedup, Dedup) else rules_of_ids.dedup(dedup)
         self._injectors.append(
             Injector(

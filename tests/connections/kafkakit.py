@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,25 @@ def create(address: str, topic: str, partitions: int = 1, **settings: str) -> No
 
     client = admin(address)  # which must live as long as its answer is awaited
     client.create_topics([NewTopic(topic, partitions, 1, config=settings)])[topic].result(30)
+
+
+def send(address: str, topic: str, values: Iterable[bytes | None], partition: int = 0, *, ends: str = "", **record: Any) -> None:
+    """Messages into a partition. ends: "commit" or "abort" if they are a transaction."""
+    from confluent_kafka import Producer
+
+    id = {"transactional.id": f"kit-{time.time_ns()}"} if ends else {}
+    producer = Producer({"bootstrap.servers": address, "log_level": 0, **id})
+    if ends:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value=value, partition=partition, **record)
+        producer.poll(0)
+    assert producer.flush(30) == 0
+    if ends == "commit":
+        producer.commit_transaction(30)
+    elif ends == "abort":
+        producer.abort_transaction(30)
 
 
 def read(address: str, topic: str, isolation: str = "read_committed") -> list[Any]:

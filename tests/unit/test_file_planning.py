@@ -126,7 +126,7 @@ def test_planning_from_the_end_of_a_stretch_says_that_it_was_committed(tmp_path:
     here = reader(tmp_path)
     here.begin({}, False)
     first = here.plan(here.first())
-    assert here.files_read() == {str(tmp_path / "a")} == set(here.files())
+    assert here.parts_read() == {str(tmp_path / "a")} == set(here.parts())
     put(tmp_path, "b", START)
     assert paths(here.plan(first.end)) == ["b"]
 

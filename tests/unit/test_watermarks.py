@@ -169,6 +169,31 @@ def test_the_oldest_file_not_yet_read_holds_the_watermark() -> None:
         policy.said({"other": 1}, set())
 
 
+def test_a_partition_that_is_read_to_its_end_holds_nothing_back_and_one_with_a_backlog_does() -> None:
+    policy = w.partitions(w.bounded("10ms"))
+    parts = {"a-0": 0, "a-1": 0, "a-2": 0}
+
+    def after(progress: Progress, read: set[str], **newest: int) -> Progress:
+        subs = {name.replace("_", "-"): (time, None) for name, time in newest.items()}
+        return policy.advance(progress, Seen(len(subs), max(newest.values(), default=None), subs=subs), 0, policy.said(parts, read))
+
+    one = after(Progress(), {"a-0", "a-2"}, a_0=1_000, a_1=200)
+    assert (one.watermark, one.holder) == (190, "partition 'a-1', which is not read to its end")
+    two = after(one, {"a-0"}, a_0=1_100, a_1=700)
+    assert (two.watermark, two.holder) == (190, "partition 'a-2', which is not read to its end")  # nothing was heard of it
+    three = after(two, set(parts), a_2=50)
+    assert (three.watermark, three.holder) == (1_090, "its newest record; all partitions are read to their end")
+    assert after(three, {"a-0", "a-1"}, a_2=60).watermark == 1_090  # it never goes back
+    assert policy.advance(two, Seen(), 0, None).behind == ("a-1", "a-2")
+
+
+def test_partitions_are_for_sources_that_have_them() -> None:
+    with pytest.raises(ms.errors.DefinitionError, match="10 rows a second has no partitions"):
+        ms.Pipeline("p").inject("n", ms.sources.rate(10), watermark=w.partitions(w.bounded(0)))
+    with pytest.raises(ms.errors.DefinitionError, match="each is bounded"):
+        w.partitions(w.percentile(0.9))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -4,12 +4,14 @@ Rules (MillWheel §4.5, §5.2)
 1. A watermark is a promise about what is still to come: no record older than it. It never goes back, whatever a source says.
 2. What the records of epoch N imply is used in epoch N+1: the tasks of N do not know each other's records, and finding out first would
    cost a pass over the input. A pipeline without input still has epochs, so what the last records imply is used without a further one.
-   Beyond that time stands still while input does: a window that the last record has not closed waits, unless rule 6 is asked for.
+   Beyond that time stands still while input does: a window that the last record has not closed waits, unless rule 7 is asked for.
 3. A declared set of sub-sources waits for all of them: one that was never heard of holds the watermark. Records of one that was
    not declared are taken, and hold nothing back.
-4. An injector or sub-source that has been silent for `idle` holds nothing back until it speaks again. Then its old records are late.
-5. A policy is a pure function of what was known and what an epoch's tasks saw, so that a replayed epoch gives the same watermark.
-6. With `onward`, an injector (or sub-source) that has been silent for longer goes on with the wall clock: its watermark is where it stood when it was
+4. Partitions that the source knows (`partitions`) need no declaration: one that is read to its end holds nothing back. How far they are read was
+   planned with the epoch.
+5. An injector or sub-source that has been silent for `idle` holds nothing back until it speaks again. Then its old records are late.
+6. A policy is a pure function of what was known and what an epoch's tasks saw, so that a replayed epoch gives the same watermark.
+7. With `onward`, an injector (or sub-source) that has been silent for longer goes on with the wall clock: its watermark is where it stood when it was
    last heard, plus the silence beyond `onward`. (Where it stood, not what its newest record implies: one that says nothing new after a silence would
    else stop time for as long as that silence was.) That is a guess about records that never came: what comes later is late. Time in which
    no run was there to listen is no silence (`later`), nor is a backlog, which brings records in every epoch. One of which nothing was ever heard
@@ -29,11 +31,15 @@ import numpy as np
 from millstream.core.time import BEGINNING, END, Duration, duration
 from millstream.errors import DefinitionError
 
-__all__ = ["Policy", "bounded", "declared", "files", "percentile", "sub_sources"]
+__all__ = ["Policy", "bounded", "declared", "files", "partitions", "percentile", "sub_sources"]
 
 _PER_OCTAVE = 4  # buckets of lag per doubling
 _DECAY = 0.95  # per epoch with records
 _ENOUGH = 200  # records, before an estimate counts
+
+
+#: What a source declares: how far event time is; or, for `Partitions`, which of them are not read to their end.
+Said = int | tuple[str, ...]
 
 
 class SubProgress(msgspec.Struct):
@@ -58,6 +64,7 @@ class Progress(msgspec.Struct):
     holder: str = ""  # what the watermark waits for
     since: int | None = None  # wall clock of the first epoch
     stood: int = BEGINNING  # the watermark when records last came
+    behind: tuple[str, ...] = ()  # partitions that are not read to their end
 
 
 class Seen(msgspec.Struct):
@@ -94,15 +101,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     function: Callable[..., Any] | None = None  # called on the driver; tasks do not get it
 
     wants_lags: ClassVar[bool] = False  # how far behind the newest timestamp records come (Seen.lags)
-    wants_files: ClassVar[bool] = False  # all files of the source, and those that have been read, for `said`
+    wants_parts: ClassVar[bool] = False  # all files or partitions of the source, and those that have been read, for `said`
+    wants_files: ClassVar[bool] = False  # likewise, and they must be files
 
     @property
     def repeats_matter(self) -> bool:
         """Whether a record that comes again, and is dropped as a duplicate, may still move the watermark."""
         return True
 
-    def said(self, files: Mapping[str, int], read: set[str]) -> int | None:
-        """What the source itself declares (driver, once per epoch); None says nothing new. files: with their times of modification."""
+    def said(self, parts: Mapping[str, int], read: set[str]) -> Said | None:
+        """What the source itself declares (driver, once per epoch); None says nothing new. parts: files with their times of modification, or partitions."""
         return None
 
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
@@ -110,12 +118,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def going_on(self, value: int, holder: str, silence: int) -> tuple[int, str]:
-        """Rule 6: a watermark and its holder, after a silence."""
+        """Rule 7: a watermark and its holder, after a silence."""
         if self.onward is None or silence < self.onward or value == BEGINNING:
             return value, holder
         return value + silence - self.onward, f"the wall clock, after a silence of {silence} ms"
 
-    def advance(self, before: Progress, seen: Seen, now: int, said: int | None = None) -> Progress:
+    def advance(self, before: Progress, seen: Seen, now: int, said: Said | None = None) -> Progress:
         """What is known after an epoch at wall clock `now`."""
         heard = now if seen.records or before.heard is None else before.heard
         after = Progress(
@@ -127,7 +135,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             idle=self.idle is not None and now - heard >= self.idle,
             subs=dict(before.subs),
             lags=before.lags,
-            said=_latest(before.said, said),
+            said=before.said if isinstance(said, tuple) else _latest(before.said, said),
+            behind=said if isinstance(said, tuple) else before.behind,
             since=now if before.since is None else before.since,
             stood=before.watermark if seen.records else before.stood,
         )
@@ -163,13 +172,13 @@ class Declared(Policy, frozen=True):
         said = seen.mark if self.mark_column is not None else progress.said
         return (BEGINNING if said is None else said), "what its source declares"
 
-    def said(self, files: Mapping[str, int], read: set[str]) -> int | None:
+    def said(self, parts: Mapping[str, int], read: set[str]) -> int | None:
         return None if self.function is None else self.function()
 
-    def advance(self, before: Progress, seen: Seen, now: int, said: int | None = None) -> Progress:
+    def advance(self, before: Progress, seen: Seen, now: int, said: Said | None = None) -> Progress:
         # What the function said in this epoch may speak of records that Spark plans for the next one: it counts from then on.
         after = super().advance(before, seen, now, None)
-        after.said = _latest(before.said, said)
+        after.said = before.said if isinstance(said, tuple) else _latest(before.said, said)
         return after
 
 
@@ -201,7 +210,7 @@ class Percentile(Policy, frozen=True):
         delay = self.delay(progress.lags)
         return max(progress.newest - delay, BEGINNING), f"its newest record, less the estimated {delay} ms"
 
-    def advance(self, before: Progress, seen: Seen, now: int, said: int | None = None) -> Progress:
+    def advance(self, before: Progress, seen: Seen, now: int, said: Said | None = None) -> Progress:
         lags = before.lags
         if seen.lags:
             lags = {bucket: count * _DECAY for bucket, count in lags.items() if count > 0.01}
@@ -217,13 +226,7 @@ class SubSources(Policy, frozen=True):
     each: Bounded | Declared
 
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
-        for name, (newest, mark) in seen.subs.items():
-            if name not in self.names:
-                continue
-            old = progress.subs.get(name)
-            latest = newest if old is None else max(newest, old.newest)
-            said, _ = self.each.value(Progress(newest=latest), Seen(mark=mark), now)
-            progress.subs[name] = SubProgress(latest, said if old is None else max(said, old.watermark, old.reached), now)
+        _hear(self.each, progress, {name: one for name, one in seen.subs.items() if name in self.names}, now)
         since = now if progress.since is None else progress.since
         holding: list[tuple[int, str]] = []
         for name in self.names:
@@ -243,17 +246,48 @@ class SubSources(Policy, frozen=True):
         return min(holding)
 
 
+def _hear(each: Policy, progress: Progress, subs: Mapping[str, tuple[int, int | None]], now: int) -> None:
+    for name, (newest, mark) in subs.items():
+        old = progress.subs.get(name)
+        latest = newest if old is None else max(newest, old.newest)
+        said, _ = each.value(Progress(newest=latest), Seen(mark=mark), now)
+        progress.subs[name] = SubProgress(latest, said if old is None else max(said, old.watermark, old.reached), now)
+
+
+class Partitions(Policy, frozen=True):
+    """The minimum over the partitions of the source that are not read to their end; where all are, the maximum."""
+
+    each: Bounded | Declared
+
+    wants_parts: ClassVar[bool] = True
+
+    def said(self, parts: Mapping[str, int], read: set[str]) -> tuple[str, ...]:
+        return tuple(sorted(parts.keys() - read))
+
+    def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
+        _hear(self.each, progress, seen.subs, now)
+        if not progress.behind:
+            newest = max([sub.watermark for sub in progress.subs.values()], default=BEGINNING)
+            return newest, "its newest record; all partitions are read to their end" if progress.subs else "no record yet"
+        subs = progress.subs
+        return min(
+            (subs[name].watermark if name in subs else BEGINNING, f"partition {name!r}, which is not read to its end")
+            for name in progress.behind
+        )
+
+
 class FileTimes(Policy, frozen=True):
     """The oldest file not yet read holds the watermark (MillWheel §4.5, its example of log files). function: the start of a file, from its path and time."""
 
+    wants_parts: ClassVar[bool] = True
     wants_files: ClassVar[bool] = True
 
     def value(self, progress: Progress, seen: Seen, now: int) -> tuple[int, str]:
         return (BEGINNING if progress.said is None else progress.said), "the oldest file not yet read"
 
-    def said(self, files: Mapping[str, int], read: set[str]) -> int | None:
+    def said(self, parts: Mapping[str, int], read: set[str]) -> int | None:
         assert self.function is not None
-        starts = {path: self.function(path, modified) for path, modified in files.items()}
+        starts = {path: self.function(path, modified) for path, modified in parts.items()}
         unread = [start for path, start in starts.items() if path not in read]
         return min(unread) if unread else max(starts.values(), default=None)
 
@@ -348,6 +382,20 @@ def sub_sources(column: str, names: Any, each: Bounded | Declared) -> SubSources
     if not isinstance(each, (Bounded, Declared)) or (isinstance(each, Declared) and each.mark_column is None):
         raise DefinitionError("sub_sources(column, names, each): each is bounded(...) or declared('column')")
     return SubSources(sub_column=column, mark_column=each.mark_column, names=tuple(names), each=each)
+
+
+def partitions(each: Bounded | Declared) -> Partitions:
+    """For sources with partitions, such as `ms.sources.kafka`: one watermark for each. A partition that is read to its end holds nothing back, so a
+    silent one needs no time-out; one with a backlog does, until it is read.
+
+    each: bounded(...) or declared('column') for the records of one partition; its idle= and onward= speak of the source as a whole.
+
+    >>> partitions(bounded("10s")).said({"clicks-0": 0, "clicks-1": 0}, {"clicks-1"})
+    ('clicks-0',)
+    """
+    if not isinstance(each, (Bounded, Declared)) or (isinstance(each, Declared) and each.mark_column is None):
+        raise DefinitionError("partitions(each): each is bounded(...) or declared('column')")
+    return Partitions(each=each, mark_column=each.mark_column, idle=each.idle, onward=each.onward)
 
 
 def files(start: str | Callable[[str, int], int] | None = None) -> FileTimes:

@@ -76,7 +76,7 @@ class Planner(Protocol):
 
     is_ours: bool
 
-    def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
+    def parts(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
         """The files of a source with their times of modification, and those that were read. Once per epoch, if a watermark follows them."""
 
     def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
@@ -198,7 +198,7 @@ class Epochs(Generic[_In]):
         return self.log.commit(manifest, self.guards.exclusive)
 
     def _plan(self, before: Manifest | None, ranges: Reading, drain: bool) -> Plan:
-        said = {} if ranges.batch is None else declared(self.topology, self.planner.files)
+        said = {} if ranges.batch is None else declared(self.topology, self.planner.parts)
         return plan(self.topology, self.position(before), ranges, clock=self.clock(), drain=drain, said=said, listened=self._listened)
 
     def position(self, before: Manifest | None) -> Position:

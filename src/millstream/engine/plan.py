@@ -19,7 +19,7 @@ from millstream.core.authority import Edge, Standing, propagate, times
 from millstream.core.backfill import BuildOrders, BuildState, begun, orders
 from millstream.core.outcome import Times
 from millstream.core.topology import ADAPTIVE, EdgeState, Topology
-from millstream.core.watermark import Progress, Seen, later
+from millstream.core.watermark import Progress, Said, Seen, later
 from millstream.errors import HookError, InputError, MillstreamError, SinkError
 from millstream.state.manifest import Manifest, SourcePosition, edge_name
 
@@ -98,7 +98,7 @@ class Plan(msgspec.Struct):
     standings: dict[str, Standing]
     times: dict[str, Times]
     storing: dict[Edge, str]
-    said: dict[str, int]
+    said: dict[str, Said]
     due: bool
     told: BuildOrders
 
@@ -118,20 +118,20 @@ class Plan(msgspec.Struct):
         )
 
 
-def declared(topology: Topology, read_files: Callable[[str], tuple[Mapping[str, int], set[str]]]) -> dict[str, int]:
-    """By injector, what its source declares now. read_files: the files of a file source, and those that have been read."""
-    found: dict[str, int] = {}
+def declared(topology: Topology, parts: Callable[[str], tuple[Mapping[str, int], set[str]]]) -> dict[str, Said]:
+    """By injector, what its source declares now. parts: the files or partitions of a source, and those that have been read."""
+    found: dict[str, Said] = {}
     for name, injector in topology.injectors.items():
-        files = read_files(name) if injector.watermark.wants_files else ({}, set[str]())
+        known = parts(name) if injector.watermark.wants_parts else ({}, set[str]())
         try:
-            said = injector.watermark.said(*files)
+            said = injector.watermark.said(*known)
         except MillstreamError:
             raise
         except Exception as error:
             raise InputError(
                 f"injected stream {name!r}: the callable that declares its watermark raised {type(error).__name__}: {error}"
             ) from error
-        if said is not None and said.__class__ is not int:
+        if said is not None and said.__class__ not in (int, tuple):
             raise InputError(f"injected stream {name!r}: its watermark was declared as {said!r}: give milliseconds as an int, or None")
         if said is not None:
             found[name] = said
@@ -162,7 +162,7 @@ def plan(
     *,
     clock: int,
     drain: bool = False,
-    said: Mapping[str, int] | None = None,
+    said: Mapping[str, Said] | None = None,
     listened: bool = True,
     storing: Mapping[Edge, str] | None = None,
 ) -> Plan:
@@ -201,7 +201,7 @@ def plan(
     )
 
 
-def unsettled(topology: Topology, position: Position, clock: int | None = None, said: Mapping[str, int] | None = None) -> bool:
+def unsettled(topology: Topology, position: Position, clock: int | None = None, said: Mapping[str, Said] | None = None) -> bool:
     """Whether an idle epoch would do anything: something is due, or time has still to reach an injector or a computation. clock: at that time, if it is
     later than the last epoch's. said: what sources declare."""
     assert position.now is not None

@@ -91,9 +91,9 @@ class SourcePlanner:
         chosen = pick_segments(chain)
         return adopt(chain, chosen, compact(self._storage, chosen, chosen[0] == chain[0], epoch, self._token)) if chosen else chain
 
-    def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
+    def parts(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
         reader = self.readers[injector]
-        return reader.files(), reader.files_read()
+        return reader.parts(), reader.parts_read()
 
     def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
         for name, position in positions.items():

@@ -99,7 +99,7 @@ class Trigger:
         self._looked = time.monotonic()
         if self._epochs.may_repeat():
             return True
-        said = declared(self._epochs.topology, self._planner.files)
+        said = declared(self._epochs.topology, self._planner.parts)
         return unsettled(self._epochs.topology, idle.position, now, said)
 
     def _idle_after(self, latest: Manifest) -> _Idle:

@@ -23,7 +23,7 @@ from millstream.core.record import Timer
 from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import INTERVAL_JOIN, Topology
-from millstream.core.watermark import Progress, Seen
+from millstream.core.watermark import Progress, Said, Seen
 from millstream.engine.hints import Hints
 from millstream.engine.next_manifest import injectors_after
 from millstream.engine.plan import Plan, Position, declared, plan
@@ -225,7 +225,7 @@ class LocalEngine:
         if self.look is not None:
             self.look(self)
 
-    def _plan(self, said: dict[str, int] | None = None) -> Plan:
+    def _plan(self, said: dict[str, Said] | None = None) -> Plan:
         walls = [(name, counts.next_wall) for (name, _), counts in self.marks.items() if counts.next_wall is not None]
         position = Position(
             progress=self.progress,

@@ -23,6 +23,7 @@ from millstream.core.keys import key_bytes
 from millstream.core.time import Duration
 from millstream.errors import DefinitionError, Fenced, SinkError
 from millstream.extras import needed
+from millstream.kafka_client import ANSWER, quiet, said, settings_of
 from millstream.sinks.base import SinkRow
 from millstream.sinks.epoch_sink import EpochRows, EpochSink, SinkWriter
 from millstream.sinks.files import json_bytes
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 MARKERS = "millstream-epochs"
 _MARKER_SETTINGS = {"cleanup.policy": "compact", "segment.ms": "600000", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.1"}
-_SECONDS = 30.0  # for one answer
 _LIVES = 60_000  # milliseconds: a transaction whose producer is gone
 _LARGEST = 1_000_000  # bytes of a record, as the broker's default has it
 _OVERHEAD = 200
@@ -96,7 +96,7 @@ class KafkaSink(EpochSink):
             import confluent_kafka.admin
         admin = confluent_kafka.admin.AdminClient(quiet(self.settings))
         try:
-            topics = admin.list_topics(timeout=_SECONDS).topics
+            topics = admin.list_topics(timeout=ANSWER).topics
             if self.topic not in topics:
                 raise SinkError(
                     f"{self.describe()} is not there, or may not be seen; there are: {', '.join(sorted(topics)[:20]) or 'none'}. Create it first"
@@ -110,10 +110,10 @@ class KafkaSink(EpochSink):
     def _make_markers(self, admin: Any) -> None:
         import confluent_kafka.admin
 
-        copies = min(3, len(admin.list_topics(timeout=_SECONDS).brokers))
+        copies = min(3, len(admin.list_topics(timeout=ANSWER).brokers))
         new = confluent_kafka.admin.NewTopic(self.markers, 1, copies, config=_MARKER_SETTINGS)
         try:
-            admin.create_topics([new])[self.markers].result(_SECONDS)
+            admin.create_topics([new])[self.markers].result(ANSWER)
         except confluent_kafka.KafkaException as error:
             if error.args[0].code() != confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
@@ -121,8 +121,8 @@ class KafkaSink(EpochSink):
     def _check_markers(self, admin: Any) -> None:
         from confluent_kafka.admin import ConfigResource, ResourceType
 
-        (settings,) = [one.result(_SECONDS) for one in admin.describe_configs([ConfigResource(ResourceType.TOPIC, self.markers)]).values()]
-        count = len(admin.list_topics(self.markers, timeout=_SECONDS).topics[self.markers].partitions)
+        (settings,) = [one.result(ANSWER) for one in admin.describe_configs([ConfigResource(ResourceType.TOPIC, self.markers)]).values()]
+        count = len(admin.list_topics(self.markers, timeout=ANSWER).topics[self.markers].partitions)
         if settings["cleanup.policy"].value != "compact" or count != 1:
             raise SinkError(
                 f"topic {self.markers!r} of Kafka, which has the epochs that are written, has cleanup.policy={settings['cleanup.policy'].value} and {count} "
@@ -153,7 +153,7 @@ class KafkaSink(EpochSink):
         id = f"millstream.{writer.name}.0"
         settings = {"linger.ms": 5, **quiet(self.settings), "transactional.id": id, "transaction.timeout.ms": _LIVES}
         producer = self._producers[writer] = confluent_kafka.Producer({"partitioner": "murmur2_random", **settings})
-        producer.init_transactions(_SECONDS)
+        producer.init_transactions(ANSWER)
         marker = self._read_marker(id)
         if marker is None:
             return None
@@ -169,12 +169,12 @@ class KafkaSink(EpochSink):
         base = {**quiet(self.settings), "group.id": "millstream-markers", "enable.auto.commit": False, "enable.partition.eof": True}
         looking = confluent_kafka.Consumer({**base, "isolation.level": "read_uncommitted"})
         try:
-            _, end = looking.get_watermark_offsets(partition, timeout=_SECONDS)
+            _, end = looking.get_watermark_offsets(partition, timeout=ANSWER)
         finally:
             looking.close()
         reading = confluent_kafka.Consumer({**base, "isolation.level": "read_committed"})
         found: _Marker | None = None
-        deadline = time.monotonic() + _LIVES / 1000 + _SECONDS
+        deadline = time.monotonic() + _LIVES / 1000 + ANSWER
         try:
             reading.assign([partition])
             at = 0
@@ -218,7 +218,7 @@ class KafkaSink(EpochSink):
         deadline = time.monotonic() + _LIVES / 1000
         while True:
             try:
-                producer.commit_transaction(_SECONDS)
+                producer.commit_transaction(ANSWER)
                 return
             except confluent_kafka.KafkaException as error:
                 if failed:
@@ -242,24 +242,6 @@ def _produce(producer: Any, topic: str, **record: Any) -> None:
             return
         except BufferError:
             producer.poll(0.1)
-
-
-def settings_of(servers: str | Mapping[str, Any], who: str) -> dict[str, Any]:
-    """Settings of librdkafka."""
-    found = {"bootstrap.servers": servers} if isinstance(servers, str) else dict(servers)
-    if not found.get("bootstrap.servers"):
-        raise DefinitionError(f"{who}({servers!r}): give bootstrap servers such as 'localhost:9092', or settings with 'bootstrap.servers'")
-    return found
-
-
-def quiet(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without librdkafka's own lines on stderr, which would say what an error then says."""
-    return {"log_level": 2, **settings}
-
-
-def said(error: Exception) -> str:
-    told = error.args[0] if error.args else error
-    return told.str() if hasattr(told, "str") else str(told)
 
 
 def _text(value: Any) -> bytes:

@@ -5,6 +5,7 @@
     rate                      numbered rows, for trying things
     data_source               Python data sources of PySpark's
     pushed, pushed_reading    messages that other programs push over TCP: the source, and its reader
+    kafka, kafka_reading      topics of Kafka: the source with its plans, and how tasks read
     splits                    the contract of sources whose epochs Millstream plans itself
     schema                    columns that can be told without Spark, and those that a pipeline names
     filereading/              how the file source is read without Spark
@@ -15,6 +16,7 @@ Nothing here knows an epoch. Any streaming DataFrame, or a function that makes o
 from millstream.sources.base import FrameSource, SessionSource, Source
 from millstream.sources.data_source import PythonSource, data_source
 from millstream.sources.files import FileSource, files
+from millstream.sources.kafka import KafkaSource, kafka
 from millstream.sources.pushed import PushedSource, connector
 from millstream.sources.rate import Rate, rate
 from millstream.sources.splits import PlannedReader, SplitPlan
@@ -22,6 +24,7 @@ from millstream.sources.splits import PlannedReader, SplitPlan
 __all__ = [
     "FileSource",
     "FrameSource",
+    "KafkaSource",
     "PlannedReader",
     "PushedSource",
     "PythonSource",
@@ -32,5 +35,6 @@ __all__ = [
     "connector",
     "data_source",
     "files",
+    "kafka",
     "rate",
 ]

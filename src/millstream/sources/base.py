@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from millstream.errors import DefinitionError
+
 if TYPE_CHECKING:
     from millstream.sources.splits import PlannedReader
 
@@ -66,6 +68,12 @@ class Source:
     def has_session_times(self) -> bool:
         """Likewise: whether Spark reads its times in the time zone of the session. (`reader` takes them for UTC.)"""
         return False
+
+    def partitioned(self) -> tuple[Source, str]:
+        """Driver, when a pipeline is written, for `watermarks.partitions`: this source with a column that names the partition of a row, and that column."""
+        raise DefinitionError(
+            f"watermarks.partitions: {self.describe()} has no partitions. Use watermarks.bounded, or sub_sources for what a column names"
+        )
 
     def hints(self) -> Sequence[str]:
         """Driver, when a row cannot be read: what may be the reason, for people."""

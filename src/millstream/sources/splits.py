@@ -91,12 +91,13 @@ class PlannedReader:
         to time."""
         return False
 
-    def files(self) -> Mapping[str, int]:
-        """Driver, once per epoch, if a watermark follows files: all that are there now, as absolute real paths, with their times of modification (ms)."""
+    def parts(self) -> Mapping[str, int]:
+        """Driver, once per epoch, if a watermark follows files or partitions: all that are there now. Files are absolute real paths, with their times of
+        modification (ms)."""
         return {}
 
-    def files_read(self) -> set[str]:
-        """Driver, likewise: those (as `files` names them) that some plan had, be it committed or under way."""
+    def parts_read(self) -> set[str]:
+        """Driver, likewise: those (as `parts` names them) that are read to their end with the last plan."""
         return set()
 
     def close(self) -> None:

@@ -144,12 +144,10 @@ class RemoteTasks:
         if sum(take.size for take in takes.values()) <= LITTLE:
             return TaskInput(self._keyed(takes, now))
         reads: list[list[TaskReads]] = [[] for _ in range(self.slots)]
-        turn = 0
-        for name, take in takes.items():
-            for slot in range(self.slots):
-                if splits := take.splits[(slot - turn) % self.slots :: self.slots]:
-                    reads[slot].append(TaskReads(list(self.readers).index(name), self.pickled(splits)))
-            turn += len(take.splits)
+        for at, name in enumerate(self.readers):  # a split's place in its plan decides who reads it, so that connections are used again
+            for slot in range(self.slots) if name in takes else ():
+                if splits := takes[name].splits[(slot - at) % self.slots :: self.slots]:
+                    reads[slot].append(TaskReads(at, self.pickled(splits)))
         return TaskInput({}, reads)
 
     def _keyed(self, takes: Mapping[str, SplitPlan], now: int) -> dict[int, dict[int, Any]]:

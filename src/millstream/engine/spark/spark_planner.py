@@ -79,7 +79,7 @@ class SparkPlanner:
     def __init__(self, offsets: SparkOffsets, injectors: Mapping[str, Injector], files: Mapping[str, SourceFiles]) -> None:
         self.reading, self._injectors, self._files = offsets.reading, injectors, files
 
-    def files(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
+    def parts(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
         return self._files[injector].now()
 
     def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:

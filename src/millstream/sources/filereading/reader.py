@@ -110,11 +110,11 @@ class FileReader(PlannedReader):
     def committed(self, end: str) -> None:
         self._listing.settle(FilesOffset.read(end).files)
 
-    def files(self) -> Mapping[str, int]:
+    def parts(self) -> Mapping[str, int]:
         real = os.path.realpath(self._path)
         return {os.path.join(real, name): modified for name, modified in self._listing.there().items()}
 
-    def files_read(self) -> set[str]:
+    def parts_read(self) -> set[str]:
         real = os.path.realpath(self._path)
         return {os.path.join(real, name) for name in self._listing.read()}
 
