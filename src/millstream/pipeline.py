@@ -255,12 +255,13 @@ class Pipeline:
         relation = next((relation for relation in self._relations if relation.name == computation), None)
         if isinstance(relation, PipelineTable | View) and relation.on_error == DEAD_LETTER:
             return Stream(dead_letters(computation), self)
-        spec = next((spec for spec in self._computations if spec.name == computation), None)
-        if spec is None or spec.dead_letters is None:
+        specs = [spec for spec in self._computations if spec.name == computation or spec.about.get("joined by") == computation]
+        letters = tuple(Branch(spec.dead_letters) for spec in specs if spec.dead_letters is not None)
+        if not letters:
             raise DefinitionError(
                 f"computation {computation!r} has no dead letters: there is none, or it was not given on_error=ms.DEAD_LETTER"
             )
-        return Stream(spec.dead_letters, self)
+        return Stream(letters[0].stream if len(letters) == 1 else "", self, letters)
 
     def late_records(self, stream: str) -> Stream:
         """A stream of late records, as named with `late=`. Its values are dicts: stream, value, timestamp, id, low_watermark."""
@@ -355,8 +356,11 @@ class Pipeline:
             return Input(stream, self._keyed(key, feed))
         return Input(stream, as_key(as_text(key)))
 
+    def _injector(self, stream: str) -> Injector | None:
+        return next((injector for injector in self._injectors if injector.name == stream), None)
+
     def _is_injected(self, stream: str) -> bool:
-        return any(injector.name == stream for injector in self._injectors)
+        return self._injector(stream) is not None
 
     def _keyed(self, key: Any, feed: Feed) -> Any:
         """The key of rows that are not documents themselves, as SQL, and what that means without Spark."""

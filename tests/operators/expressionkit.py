@@ -134,7 +134,7 @@ def text(draw: random.Random, kind: str, depth: int, *, literals: bool = True) -
         forms += [lambda: f"abs({some(kind)})", lambda: f"- ({some(kind)})"]
     if kind == "long":
         forms += [
-            lambda: f"length({some('string')})",
+            lambda: f"{draw.choice(['length', 'crc32'])}({some('string')})",
             lambda: f"cast({some(other)} as {draw.choice(['int', 'bigint', 'long'])})",
             lambda: f"{draw.choice(['floor', 'ceil'])}({some(draw.choice(['long', 'double']))})",
         ]

@@ -69,7 +69,9 @@ def pipeline(folder: Path) -> ms.Pipeline:
         .reduce(total=ms.sum("double"), name="mapped")
     )
     joined = rows.filter("page = 'cart'").by("user").join(checked.filter("price > 8").by("user"), after="30ms", how="left", name="joined")
-    for stream in (folded, every, hopping, sessions, mapped, joined):
+    hot = rows.by("coalesce(page, '?')").window(ms.windows.tumbling("5s")).reduce(reducers, name="hot", spread=5)
+    best = folded.by().window(ms.windows.same()).reduce(best=ms.top(2, "user", by="n"), name="best", spread=3)
+    for stream in (folded, every, hopping, sessions, mapped, joined, hot, best):
         p.emit(stream, ms.sinks.memory())
     p.emit(p.late_records("late"), ms.sinks.memory())
     changing = rows.by("user").window(ms.windows.hopping("6s", every="2s"), lateness="70s").reduce(n=ms.count(), name="changing")

@@ -130,6 +130,25 @@ def test_open_windows_and_waiting_records_are_not_taken_for_something_else(chang
     reconciled(kept(windowed(), keys=0), changed)
 
 
+def spread(groups: int | None) -> Program:
+    p = ms.Pipeline("changed")
+    rows = p.inject("rows", ms.sources.files("nowhere", schema="k string, at long, id string"), timestamp="at", id="id")
+    rows.by("k").window(ms.windows.tumbling("1m")).reduce(ms.count(), name="windows", spread=groups)
+    return p.program()
+
+
+def test_records_of_windows_that_were_spread_are_not_forgotten() -> None:
+    reconciled(kept(spread(4)), spread(8))
+    with pytest.raises(CheckpointError, match=r"records in 'windows.parts', and the pipeline no longer says spread="):
+        joined = msgspec.structs.replace(kept(spread(4)).computations["windows"], shards=[])
+        before = kept(spread(4))
+        before.computations["windows"] = joined
+        reconciled(before, spread(None))
+    reconciled(kept(spread(4), keys=0), spread(None))
+    with pytest.raises(CheckpointError, match=r"made as tumbling\('1m'\) of count, and the pipeline says same\(\)"):
+        reconciled(kept(spread(None)), spread(4))
+
+
 def test_what_does_not_change_the_meaning_of_open_windows_may_change() -> None:
     for changed in (windowed(), windowed(total=ms.sum("n")), windowed(n=ms.sum(lambda value: value["n"]))):
         reconciled(kept(windowed()), changed)

@@ -30,17 +30,21 @@ def field_of(value: Any, name: str) -> Any:
     return value[name] if isinstance(value, dict) else getattr(value, name)
 
 
+def named_key(key: Any) -> Callable[[Record], Any]:
+    """A function that gives the key of a record. key: the name of a field, several, or a function already."""
+    if isinstance(key, str):
+        return lambda record: field_of(record.value, key)
+    if isinstance(key, (list, tuple)):
+        return lambda record: tuple(field_of(record.value, name) for name in key)
+    return key  # type: ignore[no-any-return]
+
+
 def route_key(route: Route, decode: Callable[[bytes], Any]) -> Callable[[Production], str]:
     """A function that gives the key text of a production on a route."""
     key = route.key
     if key is None or key is PRODUCED:
         return _own_key(route)
-    if isinstance(key, str):
-        extract: Callable[[Record], Any] = lambda record: field_of(record.value, key)  # noqa: E731
-    elif isinstance(key, (list, tuple)):
-        extract = lambda record: tuple(field_of(record.value, name) for name in key)  # noqa: E731
-    else:
-        extract = key
+    extract = named_key(key)
 
     def text(production: Production) -> str:
         record = single(production.stream, production.key, production.timestamp, decode(production.body), production.id)

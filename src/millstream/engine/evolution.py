@@ -24,7 +24,7 @@ def reconciled(latest: Manifest, program: Program, drop: Sequence[str] = ()) -> 
     found = msgspec.structs.replace(renamed, pending=[stored_ref for stored_ref in renamed.pending if stored_ref.computation in names])
     _check_ways(found, program)
     _check_waiting(found, program, drop)
-    present = [name for name, state in found.computations.items() if any(shard.keys for shard in state.shards)]
+    present = [name for name, state in found.computations.items() if _has_state(state)]
     builds = begun(program.topology.derived, found.builds, present, found.now, found.epoch)
     filled = not any(build.is_filling for build in builds.values())
     return msgspec.structs.replace(found, builds=builds, drained=found.drained and filled)  # what is new is still to be filled
@@ -68,13 +68,23 @@ def _check_missing(latest: Manifest, program: Program, drop: Sequence[str]) -> N
             f"{', '.join(map(repr, new))}, which the checkpoint does not know. If one was renamed, say compute(..., name=new, renamed_from=old); "
             f"if its state may go, run(..., drop={gone!r})."
         )
+    spread = [name for name in gone if latest.computations[name].about.get("joined by") in specs and _has_state(latest.computations[name])]
+    if spread:
+        raise CheckpointError(
+            f"open windows have their records in {', '.join(map(repr, spread))}, and the pipeline no longer says spread=. Say it until they have ended, or "
+            f"let them go: run(..., drop={spread!r})."
+        )
+
+
+def _has_state(state: ComputationState) -> bool:
+    return any(shard.keys for shard in state.shards)
 
 
 def _check_codecs(latest: Manifest, program: Program) -> None:
     for spec in program.topology.computations:
         state = latest.computations.get(spec.name)
         codec = program.codec_of(spec.name).name
-        if state is not None and state.codec != codec and any(shard.keys for shard in state.shards):
+        if state is not None and state.codec != codec and _has_state(state):
             raise CheckpointError(
                 f"the state of computation {spec.name!r} was written with codec {state.codec!r}, and the pipeline says {codec!r}. "
                 f"Keep the codec, or rename the computation and drop its state."
@@ -85,7 +95,7 @@ def _check_operators(latest: Manifest, program: Program) -> None:
     """What an operator keeps means something else to another window, other reducers or another interval."""
     for spec in program.topology.computations:
         state = latest.computations.get(spec.name)
-        if state is None or not any(shard.keys for shard in state.shards):
+        if state is None or not _has_state(state):
             continue
         was, now = (_layout(one) for one in (state, spec))
         if was != now:

@@ -3,6 +3,7 @@
     streams         what users write: map, filter, by, window, reduce, join
     windows         which windows a time falls into: `ms.windows`
     window_spec     what a window operator is to do, as plain data
+    spread          windows with hot keys: partial results per key and salt, joined behind
     rows            what an operator reads
     vectors         reducers on columns
     partials        partial results, one row per window and key, and their bytes

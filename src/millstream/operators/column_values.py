@@ -342,7 +342,9 @@ def _is_in(of: Column, items: tuple[Any, ...]) -> Any:
 
 
 def _one_by_one(function: Callable[..., Any], data: Any, fixed: tuple[Any, ...], of: Any) -> Any:
+    is_one = isinstance(data, pa.Scalar)
     try:
-        return pa.array([None if value is None else function(value, *fixed) for value in data.to_pylist()], of)
+        found = [None if value is None else function(value, *fixed) for value in ([data.as_py()] if is_one else data.to_pylist())]
     except BadOperands:
         raise Failing from None
+    return pa.scalar(found[0], of) if is_one else pa.array(found, of)

@@ -288,7 +288,7 @@ def _kind(expression: Expression) -> str | None:
         for condition in expression.parts[:-1:2]:
             rules.result("not", (condition.kind or BOOLEAN,))
     found = rules.result(op, tuple(kind for kind in kinds if kind is not None))
-    is_open = None in kinds and (found == NULL or (found == LONG and op not in ("length", "floor", "ceil")))
+    is_open = None in kinds and (found == NULL or (found == LONG and op not in ("length", "crc32", "floor", "ceil")))
     return None if is_open else found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.operators.expressions import NotInColumns
-from millstream.operators.partials import Labels, Partials, coded, column_of, decoded, labels, values_of
+from millstream.operators.partials import PACKED, Labels, Partials, coded, column_of, decoded, labels, values_of
 from millstream.operators.vectors import Vector
 from millstream.reducers.base import Reducer
 
@@ -84,13 +84,16 @@ class Merging:
                 columns += self._combined_one_by_one(vector, mine, groups)
         return columns
 
-    def shown(self, given: Sequence[Any]) -> dict[str, Any]:
-        """What the reducers show, by name: Arrow arrays, or lists of Python values."""
+    def shown(self, given: Sequence[Any], parts: bool = False) -> dict[str, Any]:
+        """What the reducers show, by name: Arrow arrays, or lists of Python values. parts: their parts instead."""
         columns: dict[str, Any] = {}
         at = 0
         for (name, reducer), vector in zip(self.reducers.items(), self.vectors, strict=True):
             mine = given[at : at + vector.width]
             at += vector.width
+            if parts:
+                columns[name] = mine[0] if vector.width == 1 and mine[0].type != PACKED else self.parts_of(vector, mine)
+                continue
             try:
                 columns[name] = vector.shown(mine)
             except NotInColumns:

@@ -318,9 +318,8 @@ class PaneStep(Merging):
         fields = ("key",) if spec.fields is None else spec.fields
         windows = (window, starts, ends)
         with_ids = stream in step.visit.named_streams
-        return WindowResults(
-            step.name, stream, table.codes, table.names, windows, fields, self.shown(table.columns), step.visit.least, with_ids
-        )
+        columns = self.shown(table.columns, spec.tells_parts)
+        return WindowResults(step.name, stream, table.codes, table.names, windows, fields, columns, step.visit.least, with_ids)
 
 
 def explained_parts(spec: WindowSpec, vectors: Sequence[Vector], types: Mapping[str, str]) -> list[tuple[str, str]]:

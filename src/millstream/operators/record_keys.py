@@ -35,10 +35,11 @@ class RecordKey:
 
 def with_record_keys(spec: ComputationSpec, injected: Collection[str]) -> ComputationSpec:
     """A computation whose keys of internal streams are functions where they were SQL texts. injected: the streams whose keys others work out."""
-    return replace(spec, inputs=tuple(i if i.stream in injected else replace(i, key=_record_key(spec.name, i)) for i in spec.inputs))
+    return replace(spec, inputs=tuple(i if i.stream in injected else replace(i, key=record_key(spec.name, i)) for i in spec.inputs))
 
 
-def _record_key(computation: str, given: Input) -> Any:
+def record_key(computation: str, given: Input) -> Any:
+    """The key of an internal stream, as a function of the record where it was SQL text."""
     parts = given.key if isinstance(given.key, tuple) else (given.key,)
     if not any(isinstance(part, str) and is_expression(part) for part in parts):
         return given.key

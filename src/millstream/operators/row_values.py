@@ -21,6 +21,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
+from zlib import crc32
 
 NULL, LONG, DOUBLE, STRING, BOOLEAN = "null", "long", "double", "string", "boolean"
 NUMBERS = (LONG, DOUBLE)
@@ -36,7 +37,7 @@ _TAKES: dict[str, tuple[tuple[str, ...], str | None]] = {
     **dict.fromkeys(("floor", "ceil"), (NUMBERS, LONG)),
     **dict.fromkeys(("and", "or", "not"), ((BOOLEAN,), BOOLEAN)),
     **dict.fromkeys(("lower", "upper", "trim", "ltrim", "rtrim", "concat", "substring"), ((STRING,), STRING)),
-    "length": ((STRING,), LONG),
+    **dict.fromkeys(("length", "crc32"), ((STRING,), LONG)),
     **dict.fromkeys(("startswith", "endswith", "contains", "like"), ((STRING,), BOOLEAN)),
     **dict.fromkeys((*COMPARED, "in"), ((LONG, DOUBLE, STRING, BOOLEAN), BOOLEAN)),
     **dict.fromkeys(("greatest", "least"), ((LONG, DOUBLE, STRING, BOOLEAN), None)),
@@ -279,6 +280,7 @@ STRICT: dict[str, Callable[..., Any]] = {
     "ltrim": partial(_text, "ltrim", lambda text: text.lstrip(" ")),
     "rtrim": partial(_text, "rtrim", lambda text: text.rstrip(" ")),
     "length": partial(_text, "length", len),
+    "crc32": partial(_text, "crc32", lambda text: crc32(text.encode())),
     "concat": partial(_text, "concat", lambda *texts: "".join(texts)),
     "startswith": partial(_text, "startswith", str.startswith),
     "endswith": partial(_text, "endswith", str.endswith),

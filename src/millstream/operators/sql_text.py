@@ -33,7 +33,7 @@ _NOT, _MINUS = 3, 8
 _WORDS = {*_BINDS, "case", "when", "then", "else", "end", "null", "true", "false", "cast", "as"}
 #: Functions, by the least and greatest number of arguments.
 _FUNCTIONS = {
-    **dict.fromkeys(("lower", "upper", "length", "trim", "ltrim", "rtrim", "abs", "floor", "ceil"), (1, 1)),
+    **dict.fromkeys(("lower", "upper", "length", "crc32", "trim", "ltrim", "rtrim", "abs", "floor", "ceil"), (1, 1)),
     **dict.fromkeys(("startswith", "endswith", "contains", "nullif"), (2, 2)),
     **dict.fromkeys(("coalesce", "concat"), (1, 99)),
     **dict.fromkeys(("greatest", "least"), (2, 99)),

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from millstream.core.links import FILTER, FLAT_MAP, MAP, Link
 from millstream.core.outcome import DROP
 from millstream.core.time import Duration, duration
@@ -20,6 +22,7 @@ from millstream.core.topology import FAIL, INTERVAL_JOIN, PRODUCTIONS, WINDOW, C
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import Expression
 from millstream.operators.functions import as_function
+from millstream.operators.spread import OfParts, Unsalted, check_spread, salted
 from millstream.operators.window_spec import WindowSpec, shape_of
 from millstream.operators.windows import Same, Session, WindowKind
 from millstream.reducers.base import Reducer, spelled
@@ -32,6 +35,7 @@ class Graph(Protocol):
     def _operate(self, name: str, factory: Callable[[], Any], inputs: Mapping[str, Any], late: str | None, **options: Any) -> Any: ...
     def _chained(self, branches: tuple[Branch, ...]) -> str: ...
     def _is_injected(self, stream: str) -> bool: ...
+    def _injector(self, stream: str) -> Any: ...
     def _running(self, name: str, inputs: Mapping[str, Any], links: Mapping[str, Any], reducer: Any, **options: Any) -> Any: ...
     def _looked_up(self, name: str, stream: str, key: Any, right: Any, how: str, on_error: str) -> Any: ...
     def _changing(self, operator: str, stream: str, is_one_group: bool) -> Any: ...
@@ -310,6 +314,7 @@ class Windowed:
         /,
         *,
         name: str,
+        spread: int | None = None,
         on_error: str = FAIL,
         renamed_from: str | None = None,
         **named: Reducer,
@@ -318,7 +323,8 @@ class Windowed:
 
         Its value is a dict: the fields of `by` (or `key`, where that is a function or an expression), `start`, `end`, and what the reducers show, by name; a
         single one is called as its kind is (`ms.count()`: "count"). Its timestamp is `end - 1`, so it falls into the windows that its own window lies in.
-        name: the identity of its state in the checkpoint.
+        name: the identity of its state in the checkpoint. spread: for a key with very many records: its records are counted in so many groups, in as many
+        tasks as there are, and the groups are joined behind; the results are the same.
 
         With `lateness=` or `early=` it gives changes, as a view does: publish them, read them as a stream of [prev, next] (`.changes`), or derive views of
         them. The key of what is published is that of the window: the key and `start`.
@@ -345,9 +351,27 @@ class Windowed:
                 f"lateness={spec.lateness} ms, early={spec.early} ms" if spec.early is not None else f"lateness={spec.lateness} ms"
             )
             options |= {"stream": f"{name}~told", "refines": True}
-        pipeline = self._keyed.pipeline
-        told = pipeline._operate(name, partial(window_operator, spec), {one.stream: one.key for one in branches}, self._late, **options)
+        pipeline, inputs, late = self._keyed.pipeline, {one.stream: one.key for one in branches}, self._late
+        if spread is not None:
+            spec, inputs, late = spread_out(pipeline, name, spec, spread, inputs, late, options), {f"{name}.parts": Unsalted()}, DROP
+        told = pipeline._operate(name, partial(window_operator, spec), inputs, late, **options)
         return pipeline._changing(name, told.name, fields == ()) if spec.changes else told
+
+
+def spread_out(
+    pipeline: Any, name: str, spec: WindowSpec, spread: int, inputs: Mapping[str, Any], late: str, options: dict[str, Any]
+) -> WindowSpec:
+    """Adds the operator that makes parts, and says what joins them. options: of both; afterwards those of what joins."""
+    check_spread(name, spec, spread)
+    keys = {stream: salted(name, key, stream, spread, pipeline._injector) for stream, key in inputs.items()}
+    was = options["renamed_from"]
+    about = {**options["about"], "spread": f"over {spread} groups of each key", "joined by": name}
+    parts = {**options, "about": about, "renamed_from": None if was is None else f"{was}.parts"}
+    pipeline._operate(f"{name}.parts", partial(window_operator, replace(spec, fields=(), tells_parts=True)), keys, late, **parts)
+    joining = WindowSpec(Same(), {field: OfParts(one, field) for field, one in spec.reducers.items()}, spec.fields)
+    options["about"] = {"window": joining.kind.describe(), "reduce": options["about"]["reduce"]}
+    options["window"] = shape_of(joining.kind, spec.reducers)
+    return joining
 
 
 def distinct(branches: Sequence[Any], chained: Callable[[tuple[Branch, ...]], str]) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from millstream.operators.expressions import NotInColumns
 from millstream.operators.partials import FLOAT, INT, TEXT, Labels
 from millstream.operators.rows import StreamRows
+from millstream.operators.spread import OfParts
 from millstream.reducers import extremes, sums, values
 from millstream.reducers.base import Reducer
 
@@ -226,6 +227,17 @@ class Last(First):
     greatest = True
 
 
+class Parts(Vector):
+    """Parts that are values of records. of: those of the reducer whose they are, which stand in one column."""
+
+    def __init__(self, reducer: OfParts, of: Vector) -> None:
+        super().__init__(reducer)
+        self.combined, self.shown = of.combined, of.shown  # type: ignore[method-assign]
+
+    def lifted(self, rows: StreamRows, labels: Labels) -> list[Any]:
+        return self.combined([rows.column(self.reducer.field)], labels)  # type: ignore[attr-defined]
+
+
 _VECTORS: dict[type[Reducer], type[Vector]] = {
     sums.count: Count,
     sums.sum: Sum,
@@ -239,6 +251,9 @@ _VECTORS: dict[type[Reducer], type[Vector]] = {
 
 
 def vector_of(reducer: Reducer) -> Vector:
+    if isinstance(reducer, OfParts):
+        of = vector_of(reducer.reducer)
+        return Vector(reducer) if type(of) is Vector or of.width > 1 else Parts(reducer, of)
     return _VECTORS.get(type(reducer), Vector)(reducer)
 
 

@@ -15,7 +15,8 @@ from millstream.reducers.base import Reducer
 
 class WindowSpec(msgspec.Struct, frozen=True):
     """fields: the names of what the key is made of; None: it is made by a function, and shown as `key`. links: by stream, what comes before.
-    lateness: how long a window may still change after its end. early: how long after a record its window is told before its end; None: it is not."""
+    lateness: how long a window may still change after its end. early: how long after a record its window is told before its end; None: it is not.
+    tells_parts: what the reducers have is told, and not what they show of it (`spread.py`)."""
 
     kind: WindowKind
     reducers: dict[str, Reducer]
@@ -23,6 +24,7 @@ class WindowSpec(msgspec.Struct, frozen=True):
     links: dict[str, tuple[Link, ...]] = {}
     lateness: int = 0
     early: int | None = None
+    tells_parts: bool = False
 
     @property
     def changes(self) -> bool:
