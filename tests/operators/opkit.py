@@ -103,9 +103,9 @@ def small(inline: int) -> Iterator[None]:
         buffer.INLINE, buffer.CHUNK, waiting.ROWS, waiting.MERGED, waiting.LARGEST = before
 
 
-def left_over(runner: LocalRunner) -> list[bytes]:
+def left_over(runner: LocalRunner, operator: str = "op") -> list[bytes]:
     """All that the operator keeps: rows, entries, timers."""
-    return [entry for (name, _), store in runner._engine.stores.items() if name == "op" for entry in store.entries]
+    return [entry for (name, _), store in runner._engine.stores.items() if name == operator for entry in store.entries]
 
 
 def late_ids(runner: LocalRunner) -> set[str]:

@@ -114,6 +114,14 @@ def test_a_group_that_expires_goes_to_null_and_begins_anew_with_one_change_in_an
     runner.check()
 
 
+def test_a_group_that_expires_twice_in_an_epoch_takes_back_what_it_showed_before() -> None:
+    runner = ms.testing.LocalRunner(totals(expire="10s"))
+    for times in ([1_000_000], [1_100_000, 1_200_000]):
+        runner.push("rows", *[{"user": "a", "id": str(at), "n": at // 100_000, "at": at} for at in times])
+        runner.epoch()
+    assert [(one["prev"] and one["prev"]["n"], one["next"]["n"]) for _, one, _ in runner.output("totals")] == [(None, 10), (10, 12)]
+
+
 def test_of_is_refused() -> None:
     p = ms.Pipeline("of")
     rows = p.inject("rows", ms.sources.files("in/", schema="user string, at long"), timestamp="at")

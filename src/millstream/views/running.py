@@ -33,7 +33,8 @@ class RunningTotal(Aggregate):
             self._add(self.state, [[None, [self.reducer.lift_at(one.value, order)]]])
 
     def process_expiry(self) -> None:
-        self.expired = self.state.shown
+        if self.expired is None:  # it may expire twice in a visit
+            self.expired = self.state.shown
         self.tally("contributions", -self.state.count)
 
     def finish_key(self) -> None:
