@@ -17,6 +17,7 @@ PARTS = (
     "views",
     "epoch",
     "small_epochs",
+    "hooks",
     "guarantees",
     "latency",
     "growth",

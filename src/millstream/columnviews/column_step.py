@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from millstream.columnviews.packing import SingleRows
 from millstream.core.arrivals import Arrivals, OperatorInput
-from millstream.core.keyspace import Store
+from millstream.core.keyspace import ROW
 from millstream.core.outcome import Counts, Outcome
 from millstream.core.step import Step
 from millstream.operators.rows import StreamRows, arrivals_of, rows_of
@@ -64,20 +64,14 @@ class ColumnStep(Step):
         """A visit of one key, with the records of a group if there are any."""
         visit = self._visit if self.wiring.dead_letters is None else self._forgiving
         at, stop = (0, 0) if group is None else (arrivals.bounds[group], arrivals.bounds[group + 1])
-        visit(row_key, row_key.decode(), arrivals, at, stop)
+        visit(row_key, row_key.decode(), self.store.get(ROW + row_key), arrivals, at, stop)
 
     def _begin_anew(self) -> None:
         """Nothing has been done."""
         self.delta.clear()
-        self.moved.clear()
+        self.index.clear()
         self.counts = Counts()
         visit = self.visit
         visit.productions.clear()
         visit.gathered.clear()
         visit.tallies.clear()
-
-
-def stored(store: Store, entries: Sequence[bytes]) -> list[bytes | None]:
-    """What a store has under some keys."""
-    get_all: Callable[[Sequence[bytes]], list[bytes | None]] | None = getattr(store, "get_all", None)
-    return get_all(entries) if get_all is not None else list(map(store.get, entries))

@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.columnviews.arriving import Arriving
-from millstream.columnviews.column_step import ColumnStep, stored
+from millstream.columnviews.column_step import ColumnStep
 from millstream.columnviews.mapping import MapInColumns, MappedColumns, reason
 from millstream.columnviews.packing import BINARY, MOST_BYTES, SingleRows, heads_of_bytes, joined, lengths_of, packed_ints, parts_of
 from millstream.columnviews.saying import CONSUMER, KEY, Messages, said_by
 from millstream.columnviews.unpacking import PackedRows, Slices
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.keys import key_of
-from millstream.core.keyspace import ROW
+from millstream.core.keyspace import ROW, stored
 from millstream.core.outcome import Outcome
 from millstream.operators.rows import StreamRows, arrivals_of
 from millstream.views.change import Document

@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.columnviews.column_step import ColumnStep
-from millstream.columnviews.column_step import stored as stored_entries
 from millstream.columnviews.contributing import Effects, chained, contained, leaf_numbers, looked_up, part_column, rewritten
 from millstream.columnviews.hearing import Hearing
 from millstream.columnviews.packing import BINARY, MOST_BYTES, SingleRows
@@ -31,6 +30,7 @@ from millstream.columnviews.unpacking import Field
 from millstream.core.arrivals import Arrivals, OperatorInput
 from millstream.core.keys import key_of
 from millstream.core.keyspace import ROW, encode_fields, sub_prefix
+from millstream.core.keyspace import stored as stored_entries
 from millstream.core.outcome import Outcome
 from millstream.core.step import Step
 from millstream.operators.rows import StreamRows

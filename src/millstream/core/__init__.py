@@ -8,7 +8,7 @@
     statekind, mapstate            the state of a key
     links                          steps without state
     expiry                         rows that nothing has come to for a time
-    keyspace                       how it lies in a shard
+    keyspace, timer_index          how it lies in a shard, and which of its timers is the earliest
     topology, route_keys           the graph, which of its edges store, and the keys of its routes
     watermark                      how far event time is complete where records come in: `ms.watermarks`
     authority                      how far it is complete for each computation

@@ -20,7 +20,7 @@ Rules
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ HOLD = b"TH"
 SCAN = b"S"
 
 _BIAS = 2**63
+_TIMER = struct.Struct(">2sQ")
 _INT, _FLOAT, _STR, _BYTES, _TUPLE, _STOP = b"\x10", b"\x18", b"\x20", b"\x30", b"\x40", b"\x01"  # what the parts of a sub-key begin with
 
 TimerSet = set[tuple[int, str]]
@@ -97,7 +98,7 @@ def encode_row(row: Row) -> bytes:
 
 def timer_entry(kind: bytes, time: int, row_key: bytes) -> bytes:
     """The index entry of a key's earliest timer of a kind."""
-    return kind + (time + _BIAS).to_bytes(8, "big") + row_key
+    return _TIMER.pack(kind, time + _BIAS) + row_key
 
 
 def timer_time(entry: bytes) -> int:
@@ -126,6 +127,12 @@ def due_timers(store: Store, kind: bytes, until: int, most: int) -> tuple[list[b
 def sub_prefix(row_key: bytes, field: str) -> bytes:
     """What the sub-rows of one MapState of one key begin with."""
     return SUB + len(row_key).to_bytes(4, "big") + row_key + field.encode() + b"\0"
+
+
+def stored(store: Store, entries: Sequence[bytes]) -> list[bytes | None]:
+    """What a store has under some keys."""
+    get_all: Callable[[Sequence[bytes]], list[bytes | None]] | None = getattr(store, "get_all", None)
+    return get_all(entries) if get_all is not None else list(map(store.get, entries))
 
 
 def after(prefix: bytes) -> bytes:

@@ -35,8 +35,7 @@ def process_runs(step: Step, arrivals: Arrivals, at: int, stop: int) -> int:
             yield record
 
     while at < stop:
-        while visit.next_due <= timestamps[at]:
-            step.fire(visit.next_low())
+        step.fire_until(timestamps[at])
         if c.process_records(run()) is not None:  # type: ignore[func-returns-value]
             raise TypeError(RETURNED)
         if at < stop and visit.next_due > timestamps[at]:

@@ -31,9 +31,10 @@ Rules
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -50,14 +51,11 @@ from millstream.core.keyspace import (
     WALL_TIMER,
     Row,
     Store,
-    after,
     decode_row,
     due_timers,
     encode_fields,
+    stored,
     sub_prefix,
-    timer_entry,
-    timer_row_key,
-    timer_time,
 )
 from millstream.core.mapstate import MapState
 from millstream.core.outcome import DROP, HOOK, Counts, LateRecord, Outcome, Times, Wiring
@@ -65,12 +63,14 @@ from millstream.core.record import Production, Record, Timer, described, shown
 from millstream.core.record_runs import process_runs
 from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END
+from millstream.core.timer_index import TimerIndex
 from millstream.core.visit import Saved, Visit
 from millstream.errors import HookError, InputError
 
 MAX_FIRINGS = 1_000_000
 MAX_DUE = 200_000
 LAST_LATE = 5  # late records that are shown
+_PORTION = 512  # rows that are read at once
 
 
 class Step:
@@ -93,7 +93,7 @@ class Step:
         self.store = store
         self.times = times
         self.delta: dict[bytes, bytes | None] = {}
-        self.moved: dict[bytes, bytes | None] = {}  # the entries of timers and holds in it
+        self.index = TimerIndex(store, self.delta)
         self.counts = Counts()
         self.has_maps = kind.is_map or bool(kind.map_fields)
         self.careful = False  # a hook of the key at hand has raised, or left a state that cannot be kept
@@ -119,23 +119,26 @@ class Step:
     def run(self, arrivals: Arrivals) -> Outcome:
         """Visits every key that has records or a due timer."""
         due, left = self.due_keys()
-        bounds = arrivals.bounds
         visit = self._visit if self.wiring.dead_letters is None else self._forgiving
         if arrivals.rejected:
             self.reject(arrivals.rejected)
-        scanned = self._backfill_scans() if self.times.scans else {}
-        for group, text in enumerate(arrivals.keys):
-            row_key = text.encode()
-            due.pop(row_key, None)
-            scanned.pop(row_key, None)
-            visit(row_key, text, arrivals, bounds[group], bounds[group + 1])
-        none = Arrivals.none()
-        due.update(dict.fromkeys(scanned))
-        for row_key in sorted(due):
-            visit(row_key, row_key.decode(), none, 0, 0)
+        if self.times.scans:
+            due.update(self._backfill_scans())
+        row_keys = [text.encode() for text in arrivals.keys]
+        for text, (row_key, raw), (at, stop) in zip(arrivals.keys, self._stored(row_keys), pairwise(arrivals.bounds), strict=True):
+            visit(row_key, text, raw, arrivals, at, stop)
+        none, alone = Arrivals.none(), sorted(due.keys() - set(row_keys) if due else ())
+        for row_key, raw in self._stored(alone):
+            visit(row_key, row_key.decode(), raw, none, 0, 0)
         if self.visit.gathered:
             self._finish_epoch()
-        return self.concluded(len(arrivals.timestamps), len(arrivals.keys) + len(due), left)
+        return self.concluded(len(arrivals.timestamps), len(row_keys) + len(alone), left)
+
+    def _stored(self, row_keys: Sequence[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
+        """Row keys with their rows, as they are stored."""
+        for at in range(0, len(row_keys), _PORTION):
+            some = row_keys[at : at + _PORTION]
+            yield from zip(some, stored(self.store, [ROW + row_key for row_key in some]), strict=True)
 
     def due_keys(self) -> tuple[dict[bytes, None], dict[bytes, bytes]]:
         """The keys with due timers, and where the index goes on behind them."""
@@ -150,9 +153,9 @@ class Step:
         counts.tallies = self.visit.tallies
         counts.records = records
         counts.touched = touched
-        counts.next_low, next_key = self._earliest(LOW_TIMER, left[LOW_TIMER])
-        counts.next_wall, _ = self._earliest(WALL_TIMER, left[WALL_TIMER])
-        counts.held, held_by = self._earliest(HOLD, HOLD)
+        counts.next_low, next_key = self.index.earliest(LOW_TIMER, left[LOW_TIMER])
+        counts.next_wall, _ = self.index.earliest(WALL_TIMER, left[WALL_TIMER])
+        counts.held, held_by = self.index.earliest(HOLD, HOLD)
         if held_by is not None:
             counts.holder = self._holder(held_by)
         elif counts.next_low is not None and counts.next_low <= times.low_watermark and next_key is not None:
@@ -184,13 +187,13 @@ class Step:
         except Exception as error:
             raise self._blame(error) from error
 
-    def _forgiving(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
+    def _forgiving(self, row_key: bytes, text: str, raw: bytes | None, arrivals: Arrivals, at: int, stop: int) -> None:
         """A visit in which what makes a hook raise becomes a dead letter."""
         counts, productions = self.counts, self.visit.productions
         before = (len(productions), msgspec.structs.replace(counts, late_by=dict(counts.late_by), last_late=list(counts.last_late)))
         gathered, tallies = len(self.visit.gathered), dict(self.visit.tallies)
         try:
-            self._visit(row_key, text, arrivals, at, stop)
+            self._visit(row_key, text, raw, arrivals, at, stop)
             return
         except HookError:
             pass  # once more, outside of the handler: what is raised then has no past
@@ -199,16 +202,15 @@ class Step:
         self.counts, self.visit.tallies = before[1], tallies
         self.careful = True
         try:
-            self._visit(row_key, text, arrivals.anew(), at, stop)
+            self._visit(row_key, text, raw, arrivals.anew(), at, stop)
         finally:
             self.careful = False
             self.saved = None
 
-    def _visit(self, row_key: bytes, text: str, arrivals: Arrivals, at: int, stop: int) -> None:
+    def _visit(self, row_key: bytes, text: str, raw: bytes | None, arrivals: Arrivals, at: int, stop: int) -> None:
+        """raw: the key's row as it is stored."""
         c, visit, kind = self.computation, self.visit, self.kind
         begin, writing = at, False
-        row_entry = ROW + row_key
-        raw = self.store.get(row_entry)
         row = None if raw is None else decode_row(raw)
         c.key = key = key_of(text)
         visit.begin(key, row_key, row)
@@ -234,8 +236,8 @@ class Step:
                 batch = batches[0]
                 for position in range(at, stop):
                     time = timestamps[position]
-                    while visit.next_due <= time:
-                        self.fire(visit.next_low())
+                    if visit.next_due <= time:
+                        self.fire_until(time)
                     if source is not None:
                         batch = batches[source[position]]
                     visit.cause = record = Record(key, time, batch, index[position])
@@ -246,7 +248,7 @@ class Step:
             if self.finishes:
                 self.call(lambda _: c.finish_key(), visit.finish(arrivals.timestamps[stop - 1] if begin < stop else BEGINNING))
             writing = True
-            self._write(row_key, row_entry, raw, row)
+            self._write(row_key, raw, row)
         except HookError:
             raise
         except Exception as error:
@@ -254,7 +256,7 @@ class Step:
                 raise HookError(f"computation {self.name!r}, key {key!r}: {kind.older(stored.state, error)}") from error
             if writing and not self.careful and self.wiring.dead_letters is None:  # rule 9; with dead letters the second visit comes anyway
                 self.careful = self.searching = True
-                self._visit(row_key, text, arrivals.anew(), begin, stop)
+                self._visit(row_key, text, raw, arrivals.anew(), begin, stop)
             raise self._blame(error) from error
 
     def call(self, hook: Callable[[Any], None], cause: Record | Timer) -> None:
@@ -377,7 +379,7 @@ class Step:
         except Exception:
             return self.visit.encode({**value, "value": repr(value.get("value"))})
 
-    def _write(self, row_key: bytes, row_entry: bytes, raw: bytes | None, row: Row | None) -> None:
+    def _write(self, row_key: bytes, raw: bytes | None, row: Row | None) -> None:
         c, visit, kind, counts, delta = self.computation, self.visit, self.kind, self.counts, self.delta
         if self.expiry is not None:
             self.expiry.lift()
@@ -393,26 +395,22 @@ class Step:
             delta.update(sub.changes())
             alive = alive or not sub.is_empty()  # asked last: it is dear to say
         newest = self.expiry.keep(low, wall) if alive and self.expiry is not None else None
+        counts.fired += visit.firings
         counts.timers += len(low) + len(wall)
         if row is not None:
             counts.timers -= len(row.low) + len(row.wall)
         if alive:
             new = encode_fields((encoded, low, wall, holds) if newest is None else (encoded, low, wall, holds, newest))
             if new != raw:
-                delta[row_entry] = new
+                delta[ROW + row_key] = new
                 counts.keys += raw is None
         elif raw is not None:
-            delta[row_entry] = None
+            delta[ROW + row_key] = None
             counts.keys -= 1
         low_now = low[0][0] if low else None
         low_before = row.low[0][0] if row is not None and row.low else None
-        if low_now != low_before:  # the index is kept on a key's earliest timer; written out here, because most keys have no other kind
-            if low_before is not None:
-                entry = timer_entry(LOW_TIMER, low_before, row_key)
-                delta[entry] = self.moved[entry] = None
-            if low_now is not None:
-                entry = timer_entry(LOW_TIMER, low_now, row_key)
-                delta[entry] = self.moved[entry] = b""
+        if low_now != low_before:
+            self.index.move(LOW_TIMER, row_key, low_before, low_now)
         if wall or (row is not None and row.wall):
             self._index(WALL_TIMER, row_key, row.wall if row is not None else (), wall)
         if holds or (row is not None and row.holds):
@@ -436,45 +434,43 @@ class Step:
         old = before[0][0] if before else None
         new = now[0][0] if now else None
         if new != old:
-            if old is not None:
-                entry = timer_entry(kind, old, row_key)
-                self.delta[entry] = self.moved[entry] = None
-            if new is not None:
-                entry = timer_entry(kind, new, row_key)
-                self.delta[entry] = self.moved[entry] = b""
+            self.index.move(kind, row_key, old, new)
 
     def _fire_rest(self) -> None:
         visit = self.visit
         while True:
-            if visit.next_due != END:
-                self.fire(visit.next_low())
-                continue
+            self.fire_until(END - 1)
             timer = visit.next_wall() if visit.wall else None
             if timer is None:
                 return
-            self.fire(timer)
+            self._fire(timer)
 
-    def fire(self, timer: Timer | None) -> None:
-        if timer is None:
-            return  # it was cancelled since
+    def fire_until(self, time: int) -> None:
+        """Fires the low-watermark timers that are due up to a time, and what they make due up to it."""
+        visit, process = self.visit, self.computation.process_timer
+        is_plain = not self.careful and self.expiry is None
+        while visit.next_due <= time:
+            timer = visit.next_low()
+            if timer is None:
+                continue  # it was cancelled since
+            if is_plain and timer.tag != EXPIRE and visit.firings < MAX_FIRINGS:
+                visit.cause = timer
+                visit.firings += 1
+                if process(timer) is not None:  # type: ignore[func-returns-value]
+                    raise TypeError(RETURNED)
+            else:
+                self._fire(timer)
+
+    def _fire(self, timer: Timer) -> None:
         visit = self.visit
         visit.cause = timer
         visit.firings += 1
-        self.counts.fired += 1
         if visit.firings > MAX_FIRINGS:
             raise RuntimeError(f"more than {MAX_FIRINGS} timers fired in one visit: a timer keeps setting one that is already due")
         if timer.tag != EXPIRE:
             self.call(self.computation.process_timer, timer)
         elif self.expiry is not None:
             self.expiry.fire(timer)
-
-    def _earliest(self, kind: bytes, start: bytes) -> tuple[int | None, bytes | None]:
-        """The earliest timer or hold left, and its row key: in the store and not deleted, or new in the delta."""
-        moved = self.moved
-        stored = next((e for e, _ in self.store.scan(start, after(kind)) if moved.get(e, b"") is not None), None)
-        fresh = min((e for e, value in moved.items() if value is not None and e.startswith(kind)), default=None)
-        first = min((entry for entry in (stored, fresh) if entry is not None), default=None)
-        return (None, None) if first is None else (timer_time(first), timer_row_key(first))
 
     def _holder(self, row_key: bytes) -> str:
         """For people: what of a key holds the output watermark."""

@@ -17,6 +17,7 @@ The step owns one Visit and binds it to key after key; a computation's methods a
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any
@@ -116,12 +117,13 @@ class Visit:
             self.wall: TimerSet = set()
             self.holds: Holds = {}
             return
-        low = self.low = set(row.low)
+        low = row.low
+        self.low = set(low)
         self.wall = set(row.wall)
-        if row.low and row.low[0][0] <= self.low_watermark:
-            until = self.low_watermark
-            self.due = sorted([entry for entry in low if entry[0] <= until], reverse=True)
-            self.next_due = row.low[0][0]
+        if low and low[0][0] <= self.low_watermark:
+            due = self.due = low[: bisect_left(low, (self.low_watermark + 1,))]
+            due.reverse()
+            self.next_due = low[0][0]
         if row.holds:
             self.holds = {(of, time, tag): hold for hold, of, time, tag in row.holds}
             self.held = row.holds[0][0]
@@ -140,15 +142,21 @@ class Visit:
             if entry not in self.low:
                 self.low.add(entry)
                 if time <= self.low_watermark:
-                    self.due.append(entry)
-                    self.due.sort(reverse=True)
-                    self.next_due = self.due[-1][0]
+                    self.add_due(entry)
         elif kind == WALL_CLOCK:
             if hold is not None:
                 self._hold_timer(entry, kind, hold, time <= self.now)
             self.wall.add(entry)
         else:
             raise ValueError(f"kind={kind!r}: use ms.LOW_WATERMARK or ms.WALL_CLOCK")
+
+    def add_due(self, entry: tuple[int, str]) -> None:
+        """A low-watermark timer was set that is due already."""
+        due = self.due
+        due.append(entry)
+        if len(due) > 1:
+            due.sort(reverse=True)
+        self.next_due = due[-1][0]
 
     def _hold_timer(self, entry: tuple[int, str], kind: str, hold: int, due: bool) -> None:
         """A timer's hold, if all of it is in order. A timer that is due fires in this visit, so it may hold what productions of this epoch may have."""
@@ -320,13 +328,15 @@ class Visit:
 
     def next_low(self) -> Timer | None:
         """Takes out the earliest low-watermark timer that is due; None if it was cancelled since."""
-        entry = self.due.pop()
-        self.next_due = self.due[-1][0] if self.due else END
-        if entry not in self.low:
+        due = self.due
+        entry = due.pop()
+        self.next_due = due[-1][0] if due else END
+        try:
+            self.low.remove(entry)
+        except KeyError:
             return None
-        self.low.discard(entry)
-        hold = self.holds.pop((LOW_WATERMARK, *entry), None) if self.holds else None
-        return Timer(entry[0], entry[1], LOW_WATERMARK, hold)
+        time, tag = entry
+        return Timer(time, tag, LOW_WATERMARK, self.holds.pop((LOW_WATERMARK, time, tag), None) if self.holds else None)
 
     def next_wall(self) -> Timer | None:
         """Takes out the earliest wall-clock timer that is due; None if there is none."""

@@ -89,8 +89,11 @@ def _lenient_hook(value: Any) -> Any:
 
 def encode_value(value: Any) -> bytes:
     """What a production carries (rule 3)."""
-    if value.__class__ in _SCALARS and (value.__class__ is not int or -(2**63) <= value < 2**64):
-        return _plain(value)
+    if value.__class__ in _SCALARS:
+        try:
+            return _plain(value)
+        except OverflowError:
+            pass
     return _packb(value, _lenient_hook, _LENIENT)
 
 

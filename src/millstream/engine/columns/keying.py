@@ -33,7 +33,7 @@ from .arrow_rows import KEYED
 from .batches import ValueColumn, to_list, whole
 from .folding import Folding
 
-_MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many
+_MANY, _SAMPLE = 2048, 1024  # rows from which on it is worth while to look at how often keys repeat, and of how many at most
 _TYPES = {"string": pa.string(), "long": pa.int64()}
 
 
@@ -190,7 +190,7 @@ class Keying:
 
     def _placed(self, key: Any) -> tuple[Any, Any]:
         """The shard of each key, and its hash where ids are deduplicated. Keys that come again and again are worked out once."""
-        if len(key) >= _MANY and len(key.slice(0, _SAMPLE).unique()) < _SAMPLE // 2:
+        if len(key) >= _MANY and _repeats(key):
             coded = key.dictionary_encode()
             codes = hashing.numbers(coded.indices.fill_null(len(coded.dictionary)) if key.null_count else coded.indices, np.int32)
             shard, key_hash = self._each(coded.dictionary)
@@ -285,6 +285,12 @@ class Keying:
         if name == "sub" and sub is not None:
             return self._text(sub, "sub-source")
         return self._millis(mark, "watermark") if name == "mark" and mark is not None else None
+
+
+def _repeats(key: Any) -> bool:
+    """Whether keys are about a quarter of the rows at most, judged by a sample: of n rows with one of k keys each, about n * n / 2k repeat one before."""
+    sample = key.slice(0, min(_SAMPLE, len(key) // 4))
+    return bool((len(sample) - len(sample.unique())) * len(key) > 2 * len(sample) ** 2)
 
 
 def _column(name: str, rows: SourceRows) -> Any:
