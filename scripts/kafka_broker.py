@@ -32,6 +32,8 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=2
 group.initial.rebalance.delay.ms=0
+broker.heartbeat.interval.ms=200
+broker.session.timeout.ms=1000
 auto.create.topics.enable=false
 log.retention.check.interval.ms=1000
 """

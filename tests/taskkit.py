@@ -45,7 +45,6 @@ from millstream.engine.resident.runner import assemble
 from millstream.engine.resident.worker import Setup
 from millstream.engine.source_planner import SourcePlanner
 from millstream.engine.spark import pickling
-from millstream.engine.spark.run_builder import arrow_schema
 from millstream.engine.task import Result, Task
 from millstream.engine.trigger import Trigger
 from millstream.engine.worker_process import RunPlace, WorkerProcess
@@ -133,14 +132,18 @@ class GivenReader(PlannedReader):
         self._call()
 
 
+def arrow_of(ddl: str) -> pa.Schema:
+    """Plain columns, without Spark."""
+    types = {"string": pa.string(), "long": pa.int64(), "boolean": pa.bool_()}
+    return pa.schema([(name, types[kind]) for name, kind in (field.split(" ") for field in ddl.split(", "))])
+
+
 class Given(Source):
     """The source of those."""
 
     def __init__(self, schema: str = "key string, n long, at long, id string, do string") -> None:
         self.schema = schema
-        types = {"string": pa.string(), "long": pa.int64(), "boolean": pa.bool_()}
-        fields = [field.split(" ") for field in schema.split(", ")]
-        self.given = GivenReader(pa.schema([(name, types[kind]) for name, kind in fields]))
+        self.given = GivenReader(arrow_of(schema))
 
     def unplanned(self) -> str | None:
         return None
@@ -494,7 +497,7 @@ class _Opened:
 
     def __init__(self, work: Path, rows: Sequence[dict[str, Any]], shards: int, build: Build) -> None:
         made, source = build(work)
-        self.reader: Any = source.reader(arrow_schema)
+        self.reader: Any = source.reader(arrow_of)
         if rows:
             self.reader.give(rows)
         self.program = made.program()
@@ -580,7 +583,8 @@ class ResidentRun:
 
     def turn(self, *rows: dict[str, Any]) -> None:
         """Epochs, here and now, until all that was given is committed."""
-        self.reader.give(rows)
+        if rows:
+            self.reader.give(rows)
         while self._trigger.turn():
             pass
 
@@ -746,12 +750,14 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def faults_of(work: Path, given: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many of the rows given are lost, doubled, out of order, or wrong, at both levels. {} is exact."""
+def faults_of(
+    work: Path, given: Sequence[Mapping[str, Any]], published: Callable[[Path], list[dict[str, Any]]] = rows_of
+) -> dict[str, int]:
+    """How many of the rows given are lost, doubled, out of order, or wrong, at both levels. {} is exact. published: the rows of an output."""
     found: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     step: dict[str, int] = defaultdict(int)
-    steps = rows_of(work / "steps")
+    steps, grouped = published(work / "steps"), published(work / "groups")
     for row in steps:
         step[row["key"]] += 1
         seen[row["value"]["id"]] += 1
@@ -761,7 +767,7 @@ def faults_of(work: Path, given: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     groups: dict[Any, list[int]] = defaultdict(lambda: [0, 0])
     fed: Counter[str] = Counter()
     number = {row["id"]: row["n"] for row in given}
-    for row in rows_of(work / "groups"):
+    for row in grouped:
         one, value = groups[row["key"]], row["value"]
         one[0] += 1
         one[1] += number.get(value["id"], 0)
@@ -771,7 +777,7 @@ def faults_of(work: Path, given: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     found["lost"] += sum(not fed[row["id"]] for row in given)
     found["doubled"] += sum(count - 1 for count in fed.values())
     told = {row["value"]["id"]: row["value"]["chance"] for row in steps}
-    found["mixed"] += sum(told.get(row["value"]["id"]) != row["value"]["chance"] for row in rows_of(work / "groups"))
+    found["mixed"] += sum(told.get(row["value"]["id"]) != row["value"]["chance"] for row in grouped)
     return {name: count for name, count in found.items() if count}
 
 

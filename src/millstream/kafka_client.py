@@ -19,8 +19,8 @@ def settings_of(servers: str | Mapping[str, Any], who: str) -> dict[str, Any]:
 
 
 def quiet(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without librdkafka's own lines on stderr, which would say what an error then says."""
-    return {"log_level": 2, **settings}
+    """Without librdkafka's own lines on stderr, which would say what an error then says; and soon back with a broker that was away."""
+    return {"log_level": 2, "reconnect.backoff.max.ms": 1000, **settings}
 
 
 def said(error: Exception) -> str:

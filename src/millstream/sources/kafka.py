@@ -258,7 +258,10 @@ class KafkaReader(PlannedReader):
 
         def answers(admin: Any) -> dict[TopicPart, int]:
             futures = admin.list_offsets(asked, isolation_level=committed, request_timeout=ANSWER)
-            return {(one.topic, one.partition): future.result(ANSWER).offset for one, future in futures.items()}
+            found = {(one.topic, one.partition): future.result(ANSWER).offset for one, future in futures.items()}
+            if not isinstance(which, int) and (unknown := [one for one, at in found.items() if at < 0]):  # who was to tell it is away
+                raise _Passing(f"nobody tells the offsets of {_name(unknown[0])}")
+            return found
 
         found: dict[TopicPart, int] = self._asked(answers)
         return found
@@ -267,17 +270,18 @@ class KafkaReader(PlannedReader):
         import confluent_kafka
         import confluent_kafka.admin
 
-        if self._admin is None:
-            self._admin = confluent_kafka.admin.AdminClient(self._settings)
         try:
             for attempt in retried((_Passing,)):
                 with attempt:
+                    if self._admin is None:
+                        self._admin = confluent_kafka.admin.AdminClient(self._settings)
                     try:
                         return question(self._admin)
-                    except confluent_kafka.KafkaException as error:
-                        if _passes(error):
-                            raise _Passing(said(error)) from error
-                        raise
+                    except (confluent_kafka.KafkaException, _Passing) as error:
+                        self._admin = None  # it would go on asking those who led before
+                        if isinstance(error, _Passing) or not _passes(error):
+                            raise
+                        raise _Passing(said(error)) from error
         except (confluent_kafka.KafkaException, _Passing) as error:
             raise InputError(f"{self._source.describe()} at {self._settings['bootstrap.servers']}: {said(error)}") from error
 
@@ -328,18 +332,7 @@ class KafkaReader(PlannedReader):
             yield batch
 
 
-_PASSING = {
-    *(
-        "_TRANSPORT",
-        "_TIMED_OUT",
-        "_ALL_BROKERS_DOWN",
-        "_RESOLVE",
-        "REQUEST_TIMED_OUT",
-        "BROKER_NOT_AVAILABLE",
-        "COORDINATOR_NOT_AVAILABLE",
-    ),
-    *("NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "UNKNOWN_TOPIC_OR_PART", "NETWORK_EXCEPTION"),
-}
+_LASTING = ("AUTH", "_SSL", "_INVALID_ARG", "_UNSUPPORTED_FEATURE", "UNSUPPORTED_VERSION", "_FATAL")
 
 
 class _Passing(Exception):
@@ -347,7 +340,8 @@ class _Passing(Exception):
 
 
 def _passes(error: Any) -> bool:
-    return bool(error.args[0].retriable()) or error.args[0].name() in _PASSING
+    """Brokers that come and go have many words for it; who refuses us has few."""
+    return not any(word in error.args[0].name() for word in _LASTING)
 
 
 def _check_pattern(topic: str) -> None:
