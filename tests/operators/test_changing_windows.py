@@ -180,6 +180,22 @@ def test_sessions_that_become_one_take_back_the_younger() -> None:
     assert [change["next"] for _, change, _ in runner.output("totals")] == [2, 3]
 
 
+def test_records_with_the_time_at_which_a_session_begins_or_began_take_nothing_back() -> None:
+    runner = ms.testing.LocalRunner(pipeline(KINDS["session"][0], early="1s"))
+    runner.push("rows", row(1_000_600), row(1_001_400))
+    runner.run()
+    runner.advance_clock("1s")
+    again = [{**row(at), "id": f"{at}-{number}"} for at in (1_000_600, 1_001_400) for number in range(2)]
+    runner.push("rows", again[0], again[1])
+    runner.run()
+    runner.advance_clock("1s")
+    assert counts(runner)[2:] == [(1, 3)]
+    runner.push("rows", row(1_001_000), again[2], again[3])  # the second session goes, and more records have its time
+    runner.run()
+    runner.advance_clock("1s")
+    assert counts(runner)[3:] == [(1, None), (3, 7)]
+
+
 @pytest.mark.parametrize("name", ["tumbling", "hopping", "session"])
 def test_faults_do_not_matter(name: str) -> None:
     given = rows(random.Random(5), 30, 3_000)

@@ -94,7 +94,8 @@ class ChangingSessions(Computation):
             b if a is None else a if b is None else reducer.combine(a, b)
             for reducer, a, b in zip(reducers, one[3:], other[3:], strict=True)
         ]
-        gone = [start for start in (*one[2], other[0], *other[2]) if start in self.state.told]
+        starts = dict.fromkeys((*one[2], other[0], *other[2]))  # a record may have the time of any of them
+        gone = [start for start in starts if start != one[0] and start in self.state.told]
         return [one[0], max(one[1], other[1]), gone, *parts]
 
     def _end(self, session: Sequence[Any]) -> int:
