@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import millstream as ms
 from effort import some
 from millstream.errors import DefinitionError
-from millstream.operators import changing_panes, panes
+from millstream.operators import changing_panes, changing_sessions, panes
 from operators.windowkit import fixed, local_day
 
 BOUND = 1_000
@@ -237,6 +237,35 @@ def test_twin_entries_of_before_and_after_a_telling_are_merged(monkeypatch: pyte
     monkeypatch.setattr(changing_panes.ChangingStep, "_may_merge", lambda self, name, end: True)
     monkeypatch.setattr(panes, "MERGED", 2)
     fails("tumbling")
+
+
+def test_twin_the_marks_of_early_results_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changing_panes, "_encode", lambda marks: None)
+    with pytest.raises(AssertionError):
+        test_early_results_come_by_the_clock_after_the_first_record_that_is_not_told("tumbling")
+
+
+def test_twin_the_timer_of_early_results_of_sessions_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = changing_sessions.ChangingSessions.set_timer
+    kept = lambda self, tag, *at: None if tag == "early" else real(self, tag, *at)  # noqa: E731
+    monkeypatch.setattr(changing_sessions.ChangingSessions, "set_timer", kept)
+    with pytest.raises(AssertionError):
+        test_early_results_come_by_the_clock_after_the_first_record_that_is_not_told("session")
+
+
+def test_twin_what_is_new_of_a_session_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changing_sessions, "insort", lambda news, start: None)
+    fails("session")
+
+
+def test_twin_sessions_that_were_taken_over_are_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def joined(self: Any, one: Any, other: Any) -> Any:
+        found = real(self, one, other)
+        return [*found[:2], [], *found[3:]]
+
+    real = changing_sessions.ChangingSessions._joined
+    monkeypatch.setattr(changing_sessions.ChangingSessions, "_joined", joined)
+    fails("session")
 
 
 @pytest.mark.parametrize("name", ["tumbling", "session"])

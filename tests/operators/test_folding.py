@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -33,7 +34,7 @@ ARROW = pa.schema(
 class Shards:
     """A window operator on some shards, without engine: rows in, what it does out, epoch by epoch."""
 
-    def __init__(self, kind: Any, folds: bool) -> None:
+    def __init__(self, kind: Any, folds: bool, lateness: int = 0) -> None:
         p = ms.Pipeline("folding")
         source = ms.sources.files("in/", schema="user string, at long, price long, page string, weight double, id string")
         rows = p.inject("rows", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("1s"), dedup=None)
@@ -48,8 +49,9 @@ class Shards:
             "last": ms.last("price"),
             "by": ms.last("page", by="price"),
         }
-        windows = rows.by("user").window(kind, late="late").reduce(reducers, name="windows", on_error=ms.DEAD_LETTER)
-        p.emit(windows, ms.sinks.memory(), ids=True)
+        window = rows.by("user").window(kind, late="late", lateness=f"{lateness}ms")
+        windows = window.reduce(reducers, name="windows", on_error=ms.DEAD_LETTER)
+        p.emit(windows.changes if lateness else windows, ms.sinks.memory(), ids=True)
         program = p.program()
         self.compiled = Compiled(program)
         self.keying = Keying(program, program.topology.injectors["rows"], ARROW, SHARDS)
@@ -65,7 +67,7 @@ class Shards:
         ]
         whole = joined(made)
         outcomes, seen = [], Seen()
-        group = self.compiled.topology.levels[0][0]
+        group = msgspec.structs.replace(self.compiled.topology.levels[0][0], computations=("windows",))
         for shard in range(SHARDS):
             part = None if whole is None else whole.filter(pa.array(whole.column("part").to_numpy() == shard))
             inputs = ArrowInputs(self.compiled, [self.keying.layout], part if part is not None and len(part) else None)
@@ -115,16 +117,28 @@ def test_folded_rows_come_to_the_same_state_results_late_rows_and_counts(seed: i
     check(seed, kind)
 
 
-def check(seed: int, kind: Any) -> None:
-    dice = random.Random(seed)
-    one, other = Shards(kind, True), Shards(kind, False)
+@settings(max_examples=some(120), deadline=None)
+@given(seed=st.integers(0, 10**9), kind=st.sampled_from(KINDS[:3]), lateness=st.sampled_from([500, 2_000, 5_000]))
+def test_folded_rows_of_windows_that_change_come_to_the_same(seed: int, kind: Any, lateness: int) -> None:
+    check(seed, kind, lateness)
+
+
+def test_rows_of_windows_that_change_are_folded() -> None:
+    assert sum(check(seed, KINDS[0], 2_000) for seed in range(3)) > 100, "rows that need not travel"
+
+
+def check(seed: int, kind: Any, lateness: int = 0) -> int:
+    """How many rows did not have to travel."""
+    dice, saved = random.Random(seed), 0
+    one, other = Shards(kind, True, lateness), Shards(kind, False, lateness)
     late_before, newest = BEGINNING, None
     for number in range(5):
         base = 1_000_000 + number * 2_000
         tables = [pa.Table.from_pylist(rows(dice, base, dice.randint(0, 40)), schema=ARROW) for _ in range(dice.randint(1, 3))]
         low = max(late_before, base - 1_500) if number < 4 else END
-        a, seen_a, _ = one.epoch(number, tables, late_before, low, newest)
-        b, seen_b, _ = other.epoch(number, dice.sample(tables, len(tables)), late_before, low, newest)
+        a, seen_a, few = one.epoch(number, tables, late_before, low, newest)
+        b, seen_b, all_rows = other.epoch(number, dice.sample(tables, len(tables)), late_before, low, newest)
+        saved += all_rows - few
         for x, y in zip(a, b, strict=True):
             encode = one.compiled.encode_value
             assert x.delta == y.delta
@@ -136,6 +150,7 @@ def check(seed: int, kind: Any) -> None:
         assert seen_a == seen_b
         late_before, newest = low, seen_b.newest if seen_b.newest is not None else newest
     assert all(not store.entries for store in one.stores), "nothing is left behind the last window"
+    return saved
 
 
 def test_few_rows_travel_where_they_are_folded() -> None:
@@ -168,9 +183,9 @@ def test_folded_rows_of_a_stream_that_a_reducer_does_not_read_are_not_counted() 
     assert [(value["a"], value["b"]) for result in outcome.results for value in result.values()] == [(0, 3)]
 
 
-def fails(times: int = 40) -> None:
+def fails(times: int = 40, lateness: int = 0) -> None:
     for seed in range(times):
-        check(seed, KINDS[seed % 2])
+        check(seed, KINDS[seed % 2], lateness)
 
 
 def large_sum() -> int:
@@ -191,10 +206,11 @@ def test_twin_sums_that_wrap_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert large_sum() != 2**63
 
 
-def test_twin_late_rows_that_are_folded_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lateness", [0, 2_000])
+def test_twin_late_rows_that_are_folded_are_noticed(monkeypatch: pytest.MonkeyPatch, lateness: int) -> None:
     monkeypatch.setattr(panes.PaneWindow, "late_times", lambda self, times, before: None)
     with pytest.raises(AssertionError):
-        fails()
+        fails(lateness=lateness)
 
 
 def test_twin_chunks_that_are_not_in_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

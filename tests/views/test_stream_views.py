@@ -13,6 +13,7 @@ import millstream as ms
 from effort import some
 from millstream.errors import DefinitionError, HookError
 from millstream.views import running
+from millstream.views.lookup import Lookup
 
 
 def totals(expire: Any = None, dedup: str | None = None) -> ms.Pipeline:
@@ -191,6 +192,12 @@ def test_records_wait_while_the_documents_are_filled_in() -> None:
     runner.drain()
     assert sorted(named(runner)) == sorted((f"r{number}", f"name {number}") for number in range(50))
     assert {time for *_, time in runner.output("named")} == set(range(1_000_000, 1_000_050)), "they keep their time"
+
+
+def test_twin_a_lookup_without_waiting_misses_documents_while_they_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lookup, "_is_filling", lambda self: False)
+    with pytest.raises(AssertionError):
+        test_records_wait_while_the_documents_are_filled_in()
 
 
 def test_faults_do_not_matter_to_records_with_documents() -> None:
