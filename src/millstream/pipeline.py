@@ -252,9 +252,9 @@ class Pipeline:
 
     def dead_letters(self, computation: str) -> Stream:
         """The stream of what made a computation's hooks raise. Its values are dicts: stream, value, timestamp, id, computation, error, traceback."""
-        relation = next((relation for relation in self._relations if relation.name == computation), None)
-        if isinstance(relation, PipelineTable | View) and relation.on_error == DEAD_LETTER:
-            return Stream(dead_letters(computation), self)
+        for relation in self._relations:
+            if relation.name == computation and isinstance(relation, PipelineTable | View) and relation.on_error == DEAD_LETTER:
+                return Stream(dead_letters(computation), self)
         specs = [spec for spec in self._computations if spec.name == computation or spec.about.get("joined by") == computation]
         letters = tuple(Branch(spec.dead_letters) for spec in specs if spec.dead_letters is not None)
         if not letters:
@@ -401,11 +401,8 @@ class Pipeline:
             if emission.stream in injected:  # only computations have sinks, so a forwarder stands in between
                 forward = _FORWARD + emission.stream
                 if all(spec.name != forward for spec in computations):
-                    computations.append(
-                        ComputationSpec(
-                            name=forward, factory=Forward, inputs=(Input(emission.stream, key=()),), produces=(forward,), hidden=True
-                        )
-                    )
+                    reads = (Input(emission.stream, key=()),)
+                    computations.append(ComputationSpec(forward, Forward, reads, (forward,), hidden=True))
                 emission = Emission(emission.name, forward, emission.sink, emission.ids)
             emissions.append(emission)
         if not self._injectors:

@@ -166,7 +166,13 @@ class KafkaSink(EpochSink):
         import confluent_kafka
 
         partition = confluent_kafka.TopicPartition(self.markers, 0, confluent_kafka.OFFSET_BEGINNING)
-        base = {**quiet(self.settings), "group.id": "millstream-markers", "enable.auto.commit": False, "enable.partition.eof": True, "fetch.wait.max.ms": 50}
+        base = {
+            **quiet(self.settings),
+            "group.id": "millstream-markers",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
+        }
         looking = confluent_kafka.Consumer({**base, "isolation.level": "read_uncommitted"})
         try:
             _, end = looking.get_watermark_offsets(partition, timeout=ANSWER)
