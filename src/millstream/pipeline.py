@@ -396,15 +396,11 @@ class Pipeline:
         """The checked graph. Raises DefinitionError if something does not fit."""
         injected = {i.name for i in self._injectors}
         computations = [*self._computations, *compiled(self._relations, msgpack)]
-        emissions = []
-        for emission in self._emissions:
-            if emission.stream in injected:  # only computations have sinks, so a forwarder stands in between
-                forward = _FORWARD + emission.stream
-                if all(spec.name != forward for spec in computations):
-                    reads = (Input(emission.stream, key=()),)
-                    computations.append(ComputationSpec(forward, Forward, reads, (forward,), hidden=True))
-                emission = Emission(emission.name, forward, emission.sink, emission.ids)
-            emissions.append(emission)
+        forwarded = dict.fromkeys(emission.stream for emission in self._emissions if emission.stream in injected)
+        for stream in forwarded:  # only computations have sinks, so a forwarder stands in between
+            name = _FORWARD + stream
+            computations.append(ComputationSpec(name, Forward, (Input(stream, key=()),), (name,), hidden=True))
+        emissions = [replace(one, stream=_FORWARD + one.stream) if one.stream in forwarded else one for one in self._emissions]
         if not self._injectors:
             raise DefinitionError(f"pipeline {self.name!r} has no injector: nothing would ever come in")
         if not computations:
