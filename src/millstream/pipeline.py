@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from millstream.core import dedup as rules_of_ids
 from millstream.core.computation import Computation, Forward
