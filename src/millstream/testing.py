@@ -196,9 +196,10 @@ class LocalRunner:
         if found:
             raise AssertionError(f"{len(found)} differences:\n" + "\n".join(f"  {one}" for one in found[:20]))
 
-    def become(self, pipeline: Pipeline, *, expressions: Expressions | None = None) -> None:
-        """Goes on as another version of the pipeline, as a restart with changed code would: state, timers and what was pushed stay."""
-        self._engine.become(_program(pipeline, expressions))
+    def become(self, pipeline: Pipeline, *, expressions: Expressions | None = None, drop: Sequence[str] = ()) -> None:
+        """Goes on as another version of the pipeline, as a restart with changed code would: state, timers and what was pushed stay. What a checkpoint would
+        refuse is refused; drop: computations whose state may go."""
+        self._engine.become(_program(pipeline, expressions), drop)
 
     def timers(self, computation: str, key: Any) -> list[Timer]:
         """A key's timers, in order of time."""

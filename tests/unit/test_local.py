@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from effort import some
-from millstream.errors import DefinitionError, HookError, InputError, MillstreamError
+from millstream.errors import CheckpointError, DefinitionError, HookError, InputError, MillstreamError
 from millstream.testing import LocalRunner, SimulatedCrash
 
 
@@ -611,3 +611,56 @@ def test_pushing_copies_the_row():
     row["word"] = "rum"
     runner.run()
     assert list(runner.state("Count")) == ["tea"]
+
+
+# --- another version of the pipeline
+
+
+def windowed(size: str = "1m", name: str = "windows", renamed_from: str | None = None, **reducers: ms.Reducer) -> ms.Pipeline:
+    p = ms.Pipeline("changed")
+    source = ms.sources.files("nowhere", schema="k string, at long, n long")
+    rows = p.inject("rows", source, timestamp="at", watermark=ms.watermarks.bounded("1s"))
+    window = rows.by("k").window(ms.windows.tumbling(size))
+    p.emit(window.reduce(reducers or {"n": ms.sum("n")}, name=name, renamed_from=renamed_from), ms.sinks.memory())
+    return p
+
+
+def with_open_window() -> ms.testing.LocalRunner:
+    runner = ms.testing.LocalRunner(windowed())
+    runner.push("rows", {"k": "a", "at": 1_000, "n": 3})
+    runner.epoch()
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (windowed("5m"), r"made as tumbling\('1m'\) of sum, and the pipeline says tumbling\('5m'\)"),
+        (windowed(n=ms.max("n")), "of sum.*of max"),
+        (windowed(name="minutes"), "has state of 'windows', which the pipeline no longer has, and the pipeline has 'minutes'"),
+    ],
+)
+def test_what_a_checkpoint_would_refuse_is_refused_and_the_run_goes_on_as_it_was(changed: ms.Pipeline, told: str) -> None:
+    runner = with_open_window()
+    with pytest.raises(CheckpointError, match=told):
+        runner.become(changed)
+    runner.become(windowed(total=ms.sum("n")))
+    runner.drain()
+    assert [value["total"] for _, value, _ in runner.output("windows")] == [3]
+
+
+def test_state_goes_where_it_may_go_and_with_its_operator_where_that_has_another_name() -> None:
+    runner = with_open_window()
+    runner.become(windowed(name="minutes"), drop=["windows"])
+    runner.drain()
+    assert runner.output("minutes") == []
+    runner = with_open_window()
+    runner.become(windowed(name="minutes", renamed_from="windows"))
+    runner.drain()
+    assert [value["n"] for _, value, _ in runner.output("minutes")] == [3]
+
+
+def test_windows_that_have_ended_may_become_others() -> None:
+    runner = with_open_window()
+    runner.drain()
+    runner.become(windowed("5m"))

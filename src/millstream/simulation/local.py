@@ -6,7 +6,7 @@ attempts, files. Keys and timestamps of injected streams must be column names (a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from millstream.core.statekind import StateKind
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import INTERVAL_JOIN, Topology
 from millstream.core.watermark import Progress, Said, Seen
+from millstream.engine.evolution import reconciled
 from millstream.engine.hints import Hints
 from millstream.engine.next_manifest import injectors_after
 from millstream.engine.plan import Plan, Position, declared, plan
@@ -31,6 +32,7 @@ from millstream.engine.program import Arrival, Compiled, Program
 from millstream.engine.routing import route
 from millstream.errors import DefinitionError
 from millstream.simulation.list_inputs import Injected
+from millstream.state.manifest import ComputationState, Manifest, ProductionsRef, ShardState
 from millstream.state.memory_storage import MemoryStore
 from millstream.state.queries import bound, timers_of
 
@@ -77,30 +79,50 @@ class LocalEngine:
         self.ids: dict[tuple[str, str], dict[tuple[str, str], int]] = {}  # consumer and stream: (key, id) to span. Dumb, and exact
         self.marks: dict[tuple[str, int], Counts] = {}
         self.timer_counts: dict[tuple[str, int], int] = {}
+        self.key_counts: dict[tuple[str, int], int] = {}
         self.builds = begun(self.topology.derived, {}, ())
         self.tallies: dict[str, dict[str, int]] = {}
         self.look: Callable[[LocalEngine], None] | None = None  # called after every commit
         self.hints = Hints(self.topology)
         self.warn: Callable[[str], None] | None = None  # told what looks wrong
 
-    def become(self, program: Program) -> None:
-        """Goes on as another version of the program, as a restart on Spark would."""
-        present = [name for name, shard in self.stores if any(entry.startswith(ROW) for entry in self.stores[name, shard].entries)]
-        builds = begun(program.topology.derived, self.builds, present, self.now, self.epoch)
+    def become(self, program: Program, drop: Sequence[str] = ()) -> None:
+        """Goes on as another version of the program, as a restart on Spark would. drop: computations whose state may go. Raises CheckpointError for what a
+        checkpoint would refuse."""
+        found = reconciled(self._manifest(), program, drop)
+        was = {name: state.lineage for name, state in found.computations.items()}
+        names = [spec.name for spec in program.topology.computations]
         self.program, self.topology, self.compiled = program, program.topology, Compiled(program, all_ids=True)
         self.hints = Hints(self.topology)
-        self.builds = builds
-        names = [spec.name for spec in self.topology.computations]
-        self.stores = {(name, shard): self.stores.get((name, shard)) or MemoryStore() for name in names for shard in range(self.shards)}
+        self.builds = found.builds
+        old, shards = self.stores, range(self.shards)
+        self.stores = {(name, shard): old.get((was.get(name, name), shard)) or MemoryStore() for name in names for shard in shards}
         self.progress = {name: self.progress.get(name, Progress()) for name in self.topology.injectors}
-        self.standings = {name: self.standings.get(name, Standing()) for name in names}
+        self.standings = {name: self.standings.get(was.get(name, name), Standing()) for name in names}
+        self.late, self.dead = ({name: counts.get(was.get(name, name), 0) for name in names} for counts in (self.late, self.dead))
         for spec in self.topology.computations:
             for stream in spec.streams:
                 self.outputs.setdefault(stream, [])
-            self.late.setdefault(spec.name, 0)
-            self.dead.setdefault(spec.name, 0)
-        self.marks = {(name, shard): counts for (name, shard), counts in self.marks.items() if name in names}
-        self.timer_counts = {(name, shard): count for (name, shard), count in self.timer_counts.items() if name in names}
+        now = {old: new for new, old in was.items() if new in names}
+        self.stored = [(stream, now[name], shard, arrival) for stream, name, shard, arrival in self.stored if name in now]
+        self.ids = {(now[name], stream): held for (name, stream), held in self.ids.items() if name in now}
+        self.marks = {(now[name], shard): counts for (name, shard), counts in self.marks.items() if name in now}
+        self.timer_counts = {(now[name], shard): count for (name, shard), count in self.timer_counts.items() if name in now}
+        self.key_counts = {(now[name], shard): count for (name, shard), count in self.key_counts.items() if name in now}
+
+    def _manifest(self) -> Manifest:
+        """What a checkpoint would say of now, as far as another version of the program is measured by it. The lineage is the name."""
+        states = {
+            spec.name: ComputationState(
+                shards=[ShardState(keys=self.key_counts.get((spec.name, shard), 0)) for shard in range(self.shards)],
+                codec=self.program.codec_of(spec.name).name,
+                lineage=spec.name,
+                **{field: getattr(spec, field) for field in ("hidden", "kind", "relation", "window", "about")},
+            )
+            for spec in self.topology.computations
+        }
+        pending = [ProductionsRef(stream, name, "", {}, END) for stream, name, *_ in self.stored]
+        return Manifest(self.epoch, "", self.now, [], computations=states, pending=pending, builds=self.builds, drained=self.drained)
 
     @property
     def low_watermarks(self) -> dict[str, int]:
@@ -209,6 +231,7 @@ class LocalEngine:
                 mine[tally] = mine.get(tally, 0) + n
             self.marks[name, shard] = outcome.counts
             self.timer_counts[name, shard] = self.timer_counts.get((name, shard), 0) + outcome.counts.timers
+            self.key_counts[name, shard] = self.key_counts.get((name, shard), 0) + outcome.counts.keys
             for p in self.compiled.productions_of(outcome, self.outputs):
                 self.outputs[p.stream].append(Emitted(p.key, self.compiled.decode_value(p.body), p.timestamp, p.id))
         for name, standing in planned.standings.items():
