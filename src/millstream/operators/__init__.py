@@ -25,6 +25,7 @@
     in_order        the records of a key in order of time
     first           the first record of a key within a time
     buffer          records of a key that wait
+    waking          a computation that looks at a key when there may be something to do
     expressions     what users write of columns: names, SQL texts, ms.col; as a value of one record, as an Arrow column, as SQL for Spark
     record_keys     keys of internal streams that are expressions
     sql_text        SQL texts to expressions: a small part of Spark's SQL, and what is said of the rest

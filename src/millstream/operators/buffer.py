@@ -18,14 +18,13 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.computation import Computation
 from millstream.core.mapstate import MapState
 from millstream.core.record import Record, Timer
 from millstream.core.time import END
+from millstream.operators.waking import Waking
 
 INLINE = 1024
 CHUNK = 2048
-WAKE = "wake"
 _AFTER_ALL = 4 * END  # no timer can be set behind END - 1, and what would need one goes with the last
 
 
@@ -179,11 +178,8 @@ class Buffer:
             self.state.is_spilled = not self.state.entries.is_empty()
 
 
-class Buffering(Computation):
-    """A computation whose records wait. Subclasses say what becomes of a record, what is to be done at a time, and when there is something to do next.
-
-    The one timer of a key is a look, not a fact: it is set for the earliest time at which there may be something to do, is not moved when that is no
-    longer so, and is looked at again when it fires."""
+class Buffering(Waking):
+    """A computation whose records wait. Subclasses say what becomes of a record, what is to be done at a time, and when there is something to do next."""
 
     State = Buffered
     judges_lateness = True
@@ -203,19 +199,6 @@ class Buffering(Computation):
     def value_of(self, one: Kept) -> Any:
         return self._visit.decode(one.body)
 
-    def wake_at(self, time: int) -> None:
-        """Sets the timer, unless there is an earlier one."""
-        time, wake = min(time, END - 1), self.wakes
-        if wake is None or time < wake:
-            if wake is not None:
-                self.cancel_timer(WAKE, wake)
-            self.set_timer(WAKE, time)
-
-    @property
-    def wakes(self) -> int | None:
-        """When the timer is set for, if it is."""
-        return next((time for time, tag in self._visit.low if tag == WAKE), None)
-
     def process_timer(self, timer: Timer) -> None:
         self.look(timer.time if timer.time < END - 1 else _AFTER_ALL)
         again = self.next_look()
@@ -231,9 +214,7 @@ class Buffering(Computation):
 
     def tell(self, value: Any, timestamp: int, id: str | None = None) -> None:
         """A production at a timestamp, or the oldest that is still allowed."""
-        cause = self.cause
-        least = max(self.output_watermark, cause.time - 1 if isinstance(cause, Timer) else cause.timestamp)
-        self.produce(value, timestamp=max(min(timestamp, END - 1), least), id=id or None)
+        self.produce(value, timestamp=max(min(timestamp, END - 1), self.least), id=id or None)
 
 
 def _at(some: Sequence[Kept], time: int) -> int:

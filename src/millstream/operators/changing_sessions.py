@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 
-from millstream.core.computation import Computation
 from millstream.core.links import linked
 from millstream.core.record import Record, Timer, with_value
 from millstream.core.time import END, WALL_CLOCK
 from millstream.operators.panes import over_at
+from millstream.operators.waking import Waking
 from millstream.operators.window_spec import WindowSpec
 
-_WAKE, _EARLY = "wake", "early"
+_EARLY = "early"
 
 
 class Sessions(msgspec.Struct):
@@ -40,7 +40,7 @@ def _first(session: Sequence[Any]) -> int:
     return session[0]  # type: ignore[no-any-return]
 
 
-class ChangingSessions(Computation):
+class ChangingSessions(Waking):
     State = Sessions
     judges_lateness = True
 
@@ -109,12 +109,7 @@ class ChangingSessions(Computation):
         if state.open:
             times.append(self._end(state.open[0]) + self.spec.lateness)
         if times:
-            time = min(*times, END - 1)
-            wake = next((at for at, tag in self._visit.low if tag == _WAKE), None)
-            if wake is None or time < wake:
-                if wake is not None:
-                    self.cancel_timer(_WAKE, wake)
-                self.set_timer(_WAKE, time)
+            self.wake_at(min(times))
 
     def _session(self, start: int) -> list[Any]:
         return self.state.open[bisect_left(self.state.open, start, key=_first)]  # type: ignore[no-any-return]
@@ -142,8 +137,7 @@ class ChangingSessions(Computation):
             self._change(told.pop(start), None, end)
         session[2] = []
         parts = zip(self.spec.reducers.items(), session[3:], strict=True)
-        key, fields = self.key, self.spec.fields
-        names = ("key",) if fields is None else fields
+        key, names = self.key, self.spec.key_fields
         values = (key,) if len(names) == 1 else key if names else ()
         now = {**dict(zip(names, values, strict=True)), "start": session[0], "end": end, **{n: r.show(part) for (n, r), part in parts}}
         before = told.get(session[0])
@@ -152,9 +146,5 @@ class ChangingSessions(Computation):
             self._change(before, now, end)
 
     def _change(self, prev: Any, next: Any, end: int) -> None:
-        cause = self.cause
-        least = self.output_watermark
-        if isinstance(cause, Timer) and cause.kind != WALL_CLOCK:
-            least = max(least, cause.time - 1)
         self.state.said += 1
-        self.produce([prev, next, [self._visit.epoch, self.state.said]], timestamp=max(min(end, END) - 1, least))
+        self.produce([prev, next, [self._visit.epoch, self.state.said]], timestamp=max(min(end, END) - 1, self.least))

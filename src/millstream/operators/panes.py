@@ -78,12 +78,9 @@ class PaneWindow(WindowOperator):
 
     def late_times(self, times: Any, before: int) -> Any:
         """Which records are late, as a mask; None: none is."""
-        kind, over = self.spec.kind, over_at(before, self.spec.lateness)
+        kind = self.spec.kind
         assert isinstance(kind, Fixed | Calendar)
-        ends = kind.pane_ends(times)
-        if kind.last_end(int(ends.min())) > over:
-            return None
-        return kind.last_ends(ends) <= over
+        return late_panes(kind, kind.pane_ends(times), over_at(before, self.spec.lateness))
 
     def ahead(self, rows: StreamRows) -> tuple[Partials, Any]:
         """Partial results of rows of which none is late, and how many rows are in each. Raises NotInColumns."""
@@ -193,14 +190,10 @@ class PaneStep(Merging):
                 ends, starts = (np.array([value[name] for value in rows.values()], np.int64) for name in ("end", "start"))
             except (KeyError, TypeError, OverflowError):
                 raise ValueError("window(same()) reads results of a window: their values have `start` and `end`") from None
-            last = ends
-        else:
-            ends, starts = kind.pane_ends(rows.times), None
-            if kind.last_end(int(ends.min())) > over:
-                return ends, starts, None
-            last = kind.last_ends(ends)
-        late = last <= over
-        return ends, starts, late if late.any() else None
+            late = ends <= over
+            return ends, starts, late if late.any() else None
+        ends = kind.pane_ends(rows.times)
+        return ends, None, late_panes(kind, ends, over)
 
     def _one_by_one(self, vector: Vector, rows: StreamRows, groups: Labels) -> list[Any]:
         """The parts that a reducer makes of each value."""
@@ -315,11 +308,10 @@ class PaneStep(Merging):
         """What is told of some windows. window: the place of each row's in starts and ends."""
         step, spec = self.step, self.spec
         stream = step.wiring.streams[0]
-        fields = ("key",) if spec.fields is None else spec.fields
         windows = (window, starts, ends)
         with_ids = stream in step.visit.named_streams
         columns = self.shown(table.columns, spec.tells_parts)
-        return WindowResults(step.name, stream, table.codes, table.names, windows, fields, columns, step.visit.least, with_ids)
+        return WindowResults(step.name, stream, table.codes, table.names, windows, spec.key_fields, columns, step.visit.least, with_ids)
 
 
 def explained_parts(spec: WindowSpec, vectors: Sequence[Vector], types: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -332,6 +324,11 @@ def explained_parts(spec: WindowSpec, vectors: Sequence[Vector], types: Mapping[
             why = vector.why_not(kind)
         found.append((f"{name} = {vector.reducer.describe()}", why))
     return found
+
+
+def late_panes(kind: Any, ends: Any, over: int) -> Any:
+    """Which panes are over with all their windows, as a mask; None: none is."""
+    return None if kind.last_end(int(ends.min())) > over else kind.last_ends(ends) <= over
 
 
 def over_at(low: int, lateness: int) -> int:

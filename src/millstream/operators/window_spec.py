@@ -27,6 +27,11 @@ class WindowSpec(msgspec.Struct, frozen=True):
     tells_parts: bool = False
 
     @property
+    def key_fields(self) -> tuple[str, ...]:
+        """The fields of a result that show its key."""
+        return ("key",) if self.fields is None else self.fields
+
+    @property
     def changes(self) -> bool:
         """Whether it tells changes, and not results."""
         return self.lateness > 0 or self.early is not None
