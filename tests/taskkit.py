@@ -134,7 +134,7 @@ class GivenReader(PlannedReader):
 
 def arrow_of(ddl: str) -> pa.Schema:
     """Plain columns, without Spark."""
-    types = {"string": pa.string(), "long": pa.int64(), "boolean": pa.bool_()}
+    types = {"string": pa.string(), "long": pa.int64(), "boolean": pa.bool_(), "timestamp": pa.timestamp("us", "UTC")}
     return pa.schema([(name, types[kind]) for name, kind in (field.split(" ") for field in ddl.split(", "))])
 
 
@@ -466,7 +466,7 @@ class MicroBatchRun:
         opened = _Opened(work, rows, shards, build)
         self.reader, self.points = opened.reader, KitPoints(crash)
         chosen = Guards.without(guards)
-        planner = SourcePlanner(opened.readers, opened.log.storage, opened.token, opened.latest, False, chosen)
+        planner = SourcePlanner(opened.readers, opened.log.storage, opened.token, opened.latest, bounded, chosen)
         self.epochs: Epochs[Mapping[str, SplitPlan]] = Epochs(
             opened.program,
             shards,

@@ -154,11 +154,12 @@ def test_a_transaction_is_one_change_of_each_row_and_what_was_rolled_back_is_non
 
 def test_an_epoch_that_is_not_committed_is_planned_again_with_the_same_rows(dsn: str) -> None:
     execute(dsn, ITEMS)
-    execute(dsn, "insert into items select n, 'x' from generate_series(1, 10) n")
+    execute(dsn, "insert into items select n, 'x' from generate_series(1, 12) n")
     follower = Follower(ms.sources.postgres(dsn, "items", max_per_epoch=4))
     follower.turn()
     assert follower.turn(commits=False) == follower.turn(commits=False)
     follower.copied()
+    assert follower.table() == dict.fromkeys(range(1, 13), "x"), "in the order of numbers, not of their texts"
     execute(dsn, "update items set name = 'y' where id = 3")
     found: list[dict[str, Any]] = []
     while not found:

@@ -270,11 +270,11 @@ class PostgresReader(PlannedReader):
         assert self._snapshot is not None
         after = at.copying.after if at.copying is not None else None
         shape, most = self._source.shape(), self._source.max_per_epoch
-        key = ", ".join(map(quoted, shape.key))
+        key = ", ".join(f"t.{quoted(name)}" for name in shape.key)  # the output has texts with these names
         names = list(dict.fromkeys([*shape.columns, *shape.key]))
         where = f" where ({key}) > ({', '.join(['%s'] * len(shape.key))})" if after is not None else ""
-        columns = ", ".join(f"{quoted(name)}::text" for name in names)
-        query = f"select {columns} from {quoted(shape.schema)}.{quoted(shape.name)}{where} order by {key} limit {most}"
+        columns = ", ".join(f"t.{quoted(name)}::text" for name in names)
+        query = f"select {columns} from {quoted(shape.schema)}.{quoted(shape.name)} t{where} order by {key} limit {most}"
         rows = self._snapshot.execute(query, after or []).fetchall()
         last = [rows[-1][names.index(name)] for name in shape.key] if rows else None
         is_all = len(rows) < most
