@@ -263,6 +263,25 @@ def test_cancelling_and_setting_again_fires_once():
     assert run_step(Scripted(), [("k", 4, "r4", ops)], store=store, low=10).counts.fired == 1
 
 
+def test_a_timer_that_has_fired_can_be_set_again_by_the_next_record():
+    ops = [("set", "t", 5, LOW)]
+    assert run_step(Scripted(), [("k", 0, "r0", ops), ("k", 7, "r7", ops), ("k", 8, "r8", [])], low=10).counts.fired == 2
+
+
+def test_a_timer_that_was_undone_with_a_dead_letter_can_be_set_again():
+    store = MemoryStore()
+    rows = [("k", 0, "r0", [("set", "t", 5, LOW), ("fail",)]), ("k", 1, "r1", [("set", "t", 5, LOW)])]
+    assert run_step(Scripted(), rows, store=store, streams=["out", "dead"], dead_letters="dead").counts.dead == 1
+    assert timers(store, "k") == ([(5, "t")], [])
+
+
+def test_a_timer_that_has_expired_can_be_set_again():
+    store = MemoryStore()
+    ops = [("set", "t", 900, LOW)]
+    run_step(Scripted(), [("k", 100, "r0", ops), ("k", 500, "r5", ops)], store=store, low=50, expire=(80, LOW))
+    assert (900, "t") in timers(store, "k")[0]
+
+
 def test_cancelling_without_a_time_takes_back_all_of_the_tag_and_no_other():
     store = MemoryStore()
     ops = [("set", "t", 5, LOW), ("set", "t", 6, LOW), ("set", "u", 5, LOW), ("set", "t", 5, WALL)]

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from millstream.core.record import Record, Timer
-from millstream.core.time import BEGINNING, END, LOW_WATERMARK
+from millstream.core.time import LOW_WATERMARK
 from millstream.core.visit import OWN, Visit
 
 RETURNED = "a hook returned a value, or is a generator: hooks return nothing. To send something on, call self.produce(value)."
@@ -109,16 +109,10 @@ class Computation:
 
         Timers with different tags or times stand side by side; a time that has passed is due at once. hold: until the timer fires, the
         output watermark stays at this timestamp, so that what the timer will produce with it is late for nobody."""
-        if hold is None and kind == LOW_WATERMARK and time.__class__ is int and tag.__class__ is str:
-            visit, entry = self._visit, (time, tag)
-            if entry in visit.low:
-                return  # nearly always, where many records share a timer
-            if BEGINNING < time < END:
-                visit.low.add(entry)
-                if time <= visit.low_watermark:
-                    visit.add_due(entry)
-                return
-        self._visit.set_timer(tag, time, kind, hold)
+        visit = self._visit
+        if time == visit.last_time and tag == visit.last_tag and hold is None and kind == LOW_WATERMARK and time.__class__ is int:
+            return  # nearly always, where many records share a timer
+        visit.set_timer(tag, time, kind, hold)
 
     def cancel_timer(self, tag: str, time: int | None = None, kind: str = LOW_WATERMARK) -> None:
         """Takes back the timer with this tag and time, or all with this tag. Nothing happens if there is none."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from millstream.core.keyspace import Row
 from millstream.core.record import Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK, duration
+from millstream.core.visit import NO_TAG
 from millstream.errors import DefinitionError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Expiry:
         visit.tally(EXPIRED)
         for gone in (visit.low, visit.wall, visit.due, visit.holds):
             gone.clear()  # type: ignore[attr-defined]
-        visit.next_due = END
+        visit.next_due, visit.last_tag = END, NO_TAG
         c.state = step.kind.fresh()
         step.saved = None
         self.newest = None

@@ -31,6 +31,7 @@ from millstream.core.record import Production, Record, Timer
 from millstream.core.time import BEGINNING, END, LOW_WATERMARK, WALL_CLOCK
 
 OWN: Any = object()  # the key at hand
+NO_TAG: Any = object()
 FINISH = "finish"  # the kind of cause that finish_key has
 EPOCH = "epoch"  # the kind of cause that finish_epoch has
 
@@ -60,6 +61,8 @@ class Visit:
         "holds",  # (kind, time, tag) of a timer, or STATE_HOLD: what it holds
         "judge_late",  # for computations that judge lateness themselves: what becomes of the record at hand
         "key",
+        "last_tag",  # of the low-watermark timer without a hold that was set last; NO_TAG: there is none, or it may be gone
+        "last_time",
         "least",  # no production may be older
         "low",  # timers by low watermark
         "low_watermark",
@@ -91,6 +94,7 @@ class Visit:
         self.scans: dict[str, Chunk] = {}
         self.tallies: dict[str, int] = {}
         self.judge_late: Callable[[Record], None]
+        self.last_time = END
         self.least = times.least
         self.low_watermark = times.low_watermark
         self.name = wiring.name
@@ -111,6 +115,7 @@ class Visit:
         self.firings = 0
         self.due: list[tuple[int, str]] = []
         self.next_due = END
+        self.last_tag: Any = NO_TAG
         self.held = END
         if row is None:
             self.low: TimerSet = set()
@@ -139,24 +144,22 @@ class Visit:
         if kind == LOW_WATERMARK:
             if hold is not None:
                 self._hold_timer(entry, kind, hold, time <= self.low_watermark)
+            else:
+                self.last_time, self.last_tag = entry
             if entry not in self.low:
                 self.low.add(entry)
                 if time <= self.low_watermark:
-                    self.add_due(entry)
+                    due = self.due
+                    due.append(entry)
+                    if len(due) > 1:
+                        due.sort(reverse=True)
+                    self.next_due = due[-1][0]
         elif kind == WALL_CLOCK:
             if hold is not None:
                 self._hold_timer(entry, kind, hold, time <= self.now)
             self.wall.add(entry)
         else:
             raise ValueError(f"kind={kind!r}: use ms.LOW_WATERMARK or ms.WALL_CLOCK")
-
-    def add_due(self, entry: tuple[int, str]) -> None:
-        """A low-watermark timer was set that is due already."""
-        due = self.due
-        due.append(entry)
-        if len(due) > 1:
-            due.sort(reverse=True)
-        self.next_due = due[-1][0]
 
     def _hold_timer(self, entry: tuple[int, str], kind: str, hold: int, due: bool) -> None:
         """A timer's hold, if all of it is in order. A timer that is due fires in this visit, so it may hold what productions of this epoch may have."""
@@ -179,6 +182,7 @@ class Visit:
         timers = self.low if kind == LOW_WATERMARK else self.wall
         gone = [(time, tag)] if time is not None else [entry for entry in timers if entry[1] == tag]
         timers.difference_update(gone)
+        self.last_tag = NO_TAG
         if self.holds:
             for entry in gone:
                 self.holds.pop((kind, *entry), None)
@@ -329,6 +333,7 @@ class Visit:
     def next_low(self) -> Timer | None:
         """Takes out the earliest low-watermark timer that is due; None if it was cancelled since."""
         due = self.due
+        self.last_tag = NO_TAG
         entry = due.pop()
         self.next_due = due[-1][0] if due else END
         try:
@@ -367,7 +372,7 @@ class Saved:
 
     def put_back(self, visit: Visit) -> None:
         visit.low, visit.wall, visit.due = set(self._low), set(self._wall), list(self._due)
-        visit.next_due, visit.holds, visit.held = self._next_due, dict(self._holds), self._held
+        visit.next_due, visit.holds, visit.held, visit.last_tag = self._next_due, dict(self._holds), self._held, NO_TAG
         del visit.productions[self._productions :]
         del visit.gathered[self._gathered :]
         visit.tallies = dict(self._tallies)

@@ -135,8 +135,11 @@ def to_arrivals(table: Any, batches: dict[int, Batch], positions: Any) -> Arriva
     codes = rank[coded.indices.to_numpy()]
     low = int(times.min())
     span = int(times.max()) - low + 1
-    if span * (len(names) + 1) < 2**62:
-        order = np.argsort(codes * span + (times - low))
+    bits = len(codes).bit_length()
+    if span * (len(names) + 1) << bits < 2**62:  # the place goes with them: to sort numbers is faster than to sort their places
+        packed = (codes * span + (times - low)) << bits | np.arange(len(codes))
+        packed.sort()
+        order = packed & ((1 << bits) - 1)
     else:
         order = np.lexsort((times, codes))
     codes, times = codes[order], times[order]

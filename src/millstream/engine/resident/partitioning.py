@@ -88,6 +88,7 @@ class ArrowRows:
         self._offsets = np.array([route.group * shards for route in topology.routes], np.int32)
         self._shards = shards
         self._slots = slots
+        self._slot_of = np.arange(max(self._offsets, default=0) + shards) % shards % slots  # by part
         self._inputs = inputs
         self._all_first = not self._levels.any()
 
@@ -118,7 +119,7 @@ class ArrowRows:
             return {}
         if self._slots == 1:
             return {0: table}
-        return _split(table, (table.column("part").to_numpy() % self._shards) % self._slots)
+        return _split(table, self._slot_of[table.column("part").to_numpy()])
 
     def inputs(self, received: Sequence[Any]) -> Callable[[Group, int, int], Inputs]:
         assert self._inputs is not None
