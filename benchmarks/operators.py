@@ -4,6 +4,7 @@
     sessions   count per key and session, by the operator and by hooks
     joins      an interval join of two streams, by the operator and by Spark's stream-stream join
     peers      windows and sessions against programs written for Bytewax, where it is installed
+    flink      counts per key and minute against Flink's SQL, on heap state without checkpoints, where PyFlink is installed
     arrow      what pyarrow's group_by alone costs on the same files, with nothing kept, nothing told
 
 Rules
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
@@ -83,12 +85,20 @@ def session_operator(source: Any, output: Path) -> ms.Pipeline:
 
 
 def session_rows(output: Path) -> list[tuple[str, int, int]]:
-    rows = [json.loads(line)["value"] for path in output.glob("*.jsonl") for line in path.read_text().splitlines()]
-    return sorted((row["term"], row["start"], row["count"]) for row in rows)
+    return sorted((row["term"], row["start"], row["count"]) for row in _lines(output, "*.jsonl", "value"))
 
 
-def run(spark: Any, make: Callable[[Any, Path], ms.Pipeline], folder: Path, work: Path, resident: bool) -> list[Epoch]:
-    source = ms.sources.files(folder, schema=jobs.SCHEMA, format="parquet", max_files_per_epoch=1)
+def minute_operator(source: Any, output: Path) -> ms.Pipeline:
+    p = ms.Pipeline("bench")
+    queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"), dedup=None)
+    p.emit(queries.by("term").window(ms.windows.tumbling("1m")).reduce(ms.count(), name="minutes"), ms.sinks.files(output))
+    return p
+
+
+def run(
+    spark: Any, make: Callable[[Any, Path], ms.Pipeline], folder: Path, work: Path, resident: bool, form: str = "parquet"
+) -> list[Epoch]:
+    source = ms.sources.files(folder, schema=jobs.SCHEMA, format=form, max_files_per_epoch=1)  # type: ignore[arg-type]
     handle = make(source, work / "out").run(spark, checkpoint=work / "checkpoint", available_now=True, resident=resident)
     handle.await_termination()
     return jobs.epochs_of(handle)
@@ -156,6 +166,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--per-file", type=int, default=200_000, help="records in a file (200,000)")
     parser.add_argument("--keys", default="10000,1000000", help="how many keys, each a run of windows (10000,1000000)")
     parser.add_argument("--bytewax", default=sys.executable, help="a Python that has Bytewax and pyarrow, for the part of peers (this one)")
+    parser.add_argument("--flink", default=sys.executable, help="a Python that has PyFlink, for the part of Flink (this one)")
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts ({','.join(PARTS)})")
     return parser.parse_args()
 
@@ -254,7 +265,39 @@ def _peers(spark: Any, meter: Any, root: Path, options: argparse.Namespace) -> d
     return found
 
 
-PARTS: dict[str, Any] = {"windows": _windows, "sessions": _sessions, "joins": _joins, "peers": _peers}
+def _flink(spark: Any, meter: Any, root: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Windows in Flink's SQL, over the same files of CSV, which both can read with what they bring."""
+    if subprocess.run([options.flink, "-c", "import pyflink.table"], capture_output=True).returncode:
+        print(f"{options.flink} has no PyFlink: no comparison. Give one that has (pip install apache-flink) with --flink", flush=True)
+        return {}
+    folder, work = jobs.fresh(root / "data-flink"), jobs.fresh(root / "work")
+    truth: dict[tuple[str, int], int] = {}
+    for (term, second), count in data.make(root / "data-parquet", options.files, options.per_file, 10_000).items():
+        truth[term, second // 60_000] = truth.get((term, second // 60_000), 0) + count
+    for path in sorted((root / "data-parquet").glob("*.parquet")):
+        plain = csv.WriteOptions(include_header=False, quoting_style="none")
+        csv.write_csv(pq.read_table(path), folder / f"{path.stem}.csv", plain)
+    ours = _measure(meter, "minute operator", partial(run, spark, minute_operator, folder, work, resident=True, form="csv"))
+    found = {(row["term"], row["start"] // 60_000): row["count"] for row in _lines(work / "out", "*.jsonl", "value")}
+    assert found == truth
+    program = [options.flink, str(Path(__file__).with_name("flink_windows.py")), str(folder), str(root / "flink")]
+    seconds, spent = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    theirs = {(row["term"], row["start_at"] // 60): row["n"] for row in _lines(root / "flink" / "second", "part-*")}
+    records = options.files * options.per_file
+    said = "the same counts" if theirs == truth else f"{len(theirs)} counts instead of {len(truth)}, of {sum(theirs.values()):,} records"
+    print(f"Flink minutes  {records / seconds:10,.0f} records/s   CPU-s per million {1e6 * spent / records:6.2f}   {said}", flush=True)
+    return {
+        "window_throughput_vs_flink": round(ours.rate * seconds / records, 2),
+        "window_cpu_vs_flink": round(ours.cpu.total * records / (1e6 * spent), 3),
+    }
+
+
+def _lines(folder: Path, pattern: str, field: str | None = None) -> list[Any]:
+    rows = [json.loads(line) for path in folder.glob(pattern) for line in path.read_text().splitlines()]
+    return rows if field is None else [row[field] for row in rows]
+
+
+PARTS: dict[str, Any] = {"windows": _windows, "sessions": _sessions, "joins": _joins, "peers": _peers, "flink": _flink}
 
 if __name__ == "__main__":
     main()
