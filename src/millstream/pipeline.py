@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
 
 from millstream.core import dedup as rules_of_ids
 from millstream.core.computation import Computation, Forward
@@ -317,15 +316,9 @@ class Pipeline:
         self._check_free(name, "table")
         if not sources:
             raise DefinitionError(f"table {name!r}: give at least one source or stream")
-        if (
-            change is None
-            and version is None
-            and deleted is None
-            and len(sources) == 1
-            and getattr(sources[0], "version", None) is not None
-        ):
-            version, deleted = sources[0].version, sources[0].deleted
-            columns = columns if columns is not None else sources[0].documents()
+        only: Any = sources[0] if len(sources) == 1 and change is version is deleted is None else None
+        if getattr(only, "version", None) is not None:  # it knows its documents
+            version, deleted, columns = only.version, only.deleted, only.documents() if columns is None else columns
         if deleted is not None and change is not None:
             raise DefinitionError(f"table {name!r}: give deleted= or change=, not both: a form of change says itself what is a deletion")
         if on_error not in (FAIL, DEAD_LETTER):
@@ -407,10 +400,10 @@ class Pipeline:
         injected = {i.name for i in self._injectors}
         computations = [*self._computations, *compiled(self._relations, msgpack)]
         forwarded = dict.fromkeys(emission.stream for emission in self._emissions if emission.stream in injected)
-        for stream in forwarded:  # only computations have sinks, so a forwarder stands in between
-            name = _FORWARD + stream
-            computations.append(ComputationSpec(name, Forward, (Input(stream, key=()),), (name,), hidden=True))
-        emissions = [replace(one, stream=_FORWARD + one.stream) if one.stream in forwarded else one for one in self._emissions]
+        # Only computations have sinks, so a forwarder stands in between.
+        computations += [ComputationSpec(_FORWARD + s, Forward, (Input(s, key=()),), (_FORWARD + s,), hidden=True) for s in forwarded]
+        renamed = {s: _FORWARD + s for s in forwarded}
+        emissions = [msgspec.structs.replace(one, stream=renamed.get(one.stream, one.stream)) for one in self._emissions]
         if not self._injectors:
             raise DefinitionError(f"pipeline {self.name!r} has no injector: nothing would ever come in")
         if not computations:

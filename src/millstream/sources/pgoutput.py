@@ -21,8 +21,8 @@ class Unsent:
 
 
 UNSENT = Unsent()
-Value = str | None | Unsent
-Row = dict[str, Value]
+SlotValue = str | None | Unsent
+SlotRow = dict[str, SlotValue]
 
 _EPOCH = 946_684_800_000_000  # microseconds from 1970 to 2000
 
@@ -32,7 +32,7 @@ class Transaction(NamedTuple):
 
     lsn: int
     time: int
-    rows: dict[tuple[Value, ...], Row | None]
+    rows: dict[tuple[SlotValue, ...], SlotRow | None]
 
 
 class ChangeDecoder:
@@ -42,7 +42,7 @@ class ChangeDecoder:
         self._name = (schema, table)
         self._key = tuple(key)
         self._columns: dict[int, list[str]] = {}
-        self._rows: dict[tuple[Value, ...], Row | None] = {}
+        self._rows: dict[tuple[SlotValue, ...], SlotRow | None] = {}
 
     def take(self, message: bytes) -> Transaction | None:
         """A transaction, if the message ends one."""
@@ -101,11 +101,11 @@ class ChangeDecoder:
                     new[name] = known.get(name, UNSENT)
             self._put(self._key_of(new), new)
 
-    def _put(self, key: tuple[Value, ...], row: Row | None) -> None:
+    def _put(self, key: tuple[SlotValue, ...], row: SlotRow | None) -> None:
         self._rows.pop(key, None)  # behind what came before it
         self._rows[key] = row
 
-    def _key_of(self, row: Row) -> tuple[Value, ...]:
+    def _key_of(self, row: SlotRow) -> tuple[SlotValue, ...]:
         return tuple([row.get(name) for name in self._key])
 
 
@@ -114,10 +114,10 @@ def _text(message: bytes, at: int) -> tuple[str, int]:
     return message[at:end].decode(), end + 1
 
 
-def _row(message: bytes, at: int, columns: list[str]) -> tuple[Row, int]:
+def _row(message: bytes, at: int, columns: list[str]) -> tuple[SlotRow, int]:
     (count,) = struct.unpack_from(">H", message, at)
     at += 2
-    row: Row = {}
+    row: SlotRow = {}
     for name in columns[:count]:
         kind = message[at : at + 1]
         at += 1
