@@ -9,9 +9,9 @@ runs it on local Spark, and shows what came out. The same from the command line,
 It makes five minutes of queries of its own, with six anomalies hidden in them, if there are none. Everything is in example-output/zeitgeist:
 the queries, the truth about them, the anomalies, the checkpoint.
 
-Queries come in out of order. Each term has a counter, which says at the end of every second how many there were, and a model
-of its usual day (a minute, here), which says whether that is remarkable. Both computations are in examples/demos/zeitgeist.py, the
-model is in examples/demos/model.py. `make demo` runs the same with more queries, and kills the driver on the way.
+Queries come in out of order. A window says at the end of every second how many there were of a term, and a model of the
+term's usual day (a minute, here) says whether that is remarkable. The detector is in examples/demos/zeitgeist.py, the model is in
+examples/demos/model.py. `make demo` runs the same with more queries, and kills the driver on the way.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from pathlib import Path
 import millstream as ms
 from demos.report import read_rows
 from demos.traffic import Traffic, write
-from demos.zeitgeist import BucketCounter, SpikeDetector
+from demos.zeitgeist import SpikeDetector
 
 FOLDER = Path("example-output/zeitgeist")
 
@@ -38,10 +38,10 @@ queries = pipeline.inject(
     watermark=ms.watermarks.bounded("2s"),
 )
 
-# Term by term, second by second. The silence after the last query is no dip, so the computations are told when the traffic ends.
-counts = pipeline.compute(partial(BucketCounter, until=end), queries, key="term", produces="counts")
+# Term by term, second by second. The silence after the last query is no dip, so the detector is told when the traffic ends.
+counts = queries.by("term").window(ms.windows.tumbling("1s")).reduce(ms.count(), name="counts")
 
-# No key is given, so the detector has the counter's: a term's count reaches its model without a shuffle.
+# No key is given, so the detector has that of the counts: a term's count reaches its model without a shuffle.
 anomalies, forecasts = pipeline.compute(partial(SpikeDetector, until=end), counts, produces=["anomalies", "forecasts"])
 
 pipeline.emit(anomalies, ms.sinks.files(FOLDER / "anomalies"))

@@ -13,16 +13,16 @@ import pytest
 from rich.console import Console
 
 import millstream as ms
-from demos import BUCKET, DAY, picture
+from demos import BUCKET, DAY, picture, zeitgeist
 from demos.model import BUCKETS, Model
 from demos.report import Found, match, pair, show
 from demos.traffic import HiddenAnomaly, Traffic, Truth, World, generate, inject, write
-from demos.zeitgeist import FORGET, PATIENCE, SCHEMA, BucketCounter, build
+from demos.zeitgeist import FORGET, PATIENCE, SpikeDetector, build
 
 FEW = Traffic(seed=3, terms=8, seconds=300, rate=90.0, spikes=3, dips=2, files=10)
 QUIET = msgspec.structs.replace(FEW, spikes=0, dips=0)
 RARE = Traffic(seed=5, terms=10, seconds=200, rate=1.5, spikes=2, dips=0, files=3)
-"""Terms that are silent for longer than the counter's patience, now and then."""
+"""Terms that are silent for longer than `PATIENCE`, now and then."""
 
 
 def queries(traffic: Traffic) -> tuple[list[dict[str, Any]], list[HiddenAnomaly]]:
@@ -105,28 +105,26 @@ class TestTraffic:
             inject(World(msgspec.structs.replace(FEW, dips=60)))
 
 
-class TestCounter:
+class TestZeros:
     def test_zeros_follow_the_last_query_for_a_while(self) -> None:
-        runner = run([{"term": "tea", "at": 100_500, "id": "q"}], epochs=1, drain=False)
+        runner = run([{"term": "tea", "at": 100_500, "id": "q"}], epochs=1, tracked=("tea",), drain=False)
         runner.advance_watermark("queries", 200_000)
-        counts = [value for _, value, _ in runner.output("counts")]
-        assert counts == [[1 if n == 0 else 0, 100_000 + n * BUCKET] for n in range(PATIENCE // BUCKET + 1)]
-        assert runner.state("BucketCounter") == {}
+        wanted = [{"at": 100_000 + n * BUCKET, "actual": 1 if n == 0 else 0} for n in range(PATIENCE // BUCKET + 1)]
+        assert [value for _, value, _ in runner.output("forecasts")] == wanted
+        assert runner.state("counts") == {}
 
     def test_the_end_of_the_traffic_brings_no_zeros(self) -> None:
         rows = [{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 103_000)]
-        counts = [value for _, value, _ in run(rows, epochs=1, until=104_000).output("counts")]
-        assert counts == [[1, 100_000], [0, 101_000], [0, 102_000], [1, 103_000]]
+        told = [value for _, value, _ in run(rows, epochs=1, tracked=("tea",), until=104_000).output("forecasts")]
+        assert [(value["at"], value["actual"]) for value in told] == [(100_000, 1), (101_000, 0), (102_000, 0), (103_000, 1)]
 
 
-class HastyCounter(BucketCounter):
-    """Wrong: a timer takes the newest query for the last one before it."""
+class HastyDetector(SpikeDetector):
+    """Wrong: all seconds that are complete are silent, also those whose counts are still to come."""
 
     def process_timer(self, timer: ms.Timer) -> None:
-        newest = max(self.state.open, default=0)
-        super().process_timer(timer)
-        if timer.time - BUCKET < newest + PATIENCE:
-            self.set_timer("second", timer.time + BUCKET)
+        for bucket in range(self.state.next, min(self.low_watermark // BUCKET, self.state.heard + PATIENCE // BUCKET)):
+            self._observe(bucket, 0)
 
 
 class TestEpochs:
@@ -141,12 +139,11 @@ class TestEpochs:
         back = [{"term": "tea", "at": at, "id": f"back {at}"} for at in range(180_000 + FORGET, 185_000 + FORGET, 500)]
         ms.testing.assert_same_in_any_epochs(build("queries", "output", tracked=["tea"]), [*steady(65, 2), *back])
 
-    def test_a_counter_that_looks_ahead_is_noticed(self) -> None:
-        pipeline = ms.Pipeline("hasty")
-        source = ms.sources.files("queries", schema=SCHEMA, format="parquet")
-        pipeline.compute(HastyCounter, pipeline.inject("queries", source, timestamp="at", id="id"), key="term", produces="counts")
-        with pytest.raises(AssertionError, match="the result depends on how input falls into epochs\nstream 'counts', key 'tea'"):
-            ms.testing.assert_same_in_any_epochs(pipeline, [{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 120_000)])
+    def test_a_detector_that_looks_ahead_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(zeitgeist, "SpikeDetector", HastyDetector)
+        rows = [{"term": "tea", "at": at, "id": str(at)} for at in (100_500, 105_000, 130_000)]
+        with pytest.raises(AssertionError, match="the result depends on how input falls into epochs\nstream 'forecasts', key 'tea'"):
+            ms.testing.assert_same_in_any_epochs(build("queries", "output", tracked=["tea"]), rows)
 
     @pytest.mark.slow
     def test_the_end_falls_into_any_epoch(self) -> None:

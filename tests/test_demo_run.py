@@ -182,7 +182,7 @@ class TestComparison:
     def test_the_undisturbed_run_finds_what_was_injected(self, ran: Path) -> None:
         rows = undisturbed.read_rows(ran / undisturbed.FOLDER / "anomalies")
         assert {row["key"] for row in rows} == {injected.term for injected in read_truth(ran).injected}
-        assert [spec.name for spec in pipeline(ran, read_truth(ran)).topology().computations] == ["BucketCounter", "SpikeDetector"]
+        assert [spec.name for spec in pipeline(ran, read_truth(ran)).topology().computations] == ["counts", "SpikeDetector"]
 
     def test_the_same_rows_in_other_files_are_the_same(self, ran: Path) -> None:
         rows, differences = undisturbed.compare(ran)
@@ -291,9 +291,7 @@ def test_what_is_seen_is_committed_and_speeds_are_of_one_driver(tmp_path: Path) 
     speeds = []
     for epoch, token in enumerate(["1-a", "1-a", "2-b", "2-b"]):
         progress = {"queries": Progress(records=100 * epoch + 100)}
-        computations = {
-            "BucketCounter": ComputationState(low_watermark=TINY.begin + 7_000 * epoch, shards=[ShardState(keys=5)], fired=epoch)
-        }
+        computations = {"counts": ComputationState(low_watermark=TINY.begin + 7_000 * epoch, shards=[ShardState(keys=5)], fired=epoch)}
         assert log.commit(Manifest(epoch, token, 1, [(0, token)], progress, computations))
         seen = onlooker.look()
         assert (seen.epoch, seen.records, seen.second, seen.terms, seen.fired) == (epoch, 100 * epoch + 100, 7 * epoch, 5, epoch)

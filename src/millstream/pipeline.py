@@ -399,11 +399,10 @@ class Pipeline:
         """The checked graph. Raises DefinitionError if something does not fit."""
         injected = {i.name for i in self._injectors}
         computations = [*self._computations, *compiled(self._relations, msgpack)]
-        forwarded = dict.fromkeys(emission.stream for emission in self._emissions if emission.stream in injected)
         # Only computations have sinks, so a forwarder stands in between.
-        computations += [ComputationSpec(_FORWARD + s, Forward, (Input(s, key=()),), (_FORWARD + s,), hidden=True) for s in forwarded]
-        renamed = {s: _FORWARD + s for s in forwarded}
-        emissions = [msgspec.structs.replace(one, stream=renamed.get(one.stream, one.stream)) for one in self._emissions]
+        forwarded = {one.stream: _FORWARD + one.stream for one in self._emissions if one.stream in injected}
+        computations += [ComputationSpec(to, Forward, (Input(stream, key=()),), (to,), hidden=True) for stream, to in forwarded.items()]
+        emissions = [msgspec.structs.replace(one, stream=forwarded.get(one.stream, one.stream)) for one in self._emissions]
         if not self._injectors:
             raise DefinitionError(f"pipeline {self.name!r} has no injector: nothing would ever come in")
         if not computations:

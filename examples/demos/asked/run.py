@@ -29,7 +29,7 @@ from millstream.errors import MillstreamError
 FULL = Traffic(terms=300, seconds=400, rate=300.0, spikes=16, dips=6, files=36)
 SMALL = Traffic(terms=100, seconds=240, rate=150.0, spikes=8, dips=2, files=15)
 LOG, SERVER_LOG, SCRATCH, MARK = "driver.log", "server.log", ".scratch", ".asked"
-DETECTOR, COUNTER = "SpikeDetector", "BucketCounter"
+DETECTOR = "SpikeDetector"
 _MADE = (QUERIES, f".{QUERIES}.unfinished", CHECKPOINT, *STREAMS, TRUTH, f".{TRUTH}.unfinished", LOG, SERVER_LOG, SCRATCH)
 _ASK_EVERY = 0.3
 _KEYS = 3
