@@ -93,7 +93,7 @@ class Step:
         self.store = store
         self.times = times
         self.delta: dict[bytes, bytes | None] = {}
-        self.index = TimerIndex(store, self.delta)
+        self.index = TimerIndex(store)
         self.counts = Counts()
         self.has_maps = kind.is_map or bool(kind.map_fields)
         self.careful = False  # a hook of the key at hand has raised, or left a state that cannot be kept
@@ -160,6 +160,7 @@ class Step:
             counts.holder = self._holder(held_by)
         elif counts.next_low is not None and counts.next_low <= times.low_watermark and next_key is not None:
             counts.holder = f"key {key_of(next_key.decode())!r}"
+        self.delta.update(self.index.changes)
         return Outcome(self.delta, self.visit.productions, counts)
 
     def _backfill_scans(self) -> dict[bytes, None]:
@@ -212,7 +213,7 @@ class Step:
         c, visit, kind = self.computation, self.visit, self.kind
         begin, writing = at, False
         row = None if raw is None else decode_row(raw)
-        c.key = key = key_of(text)
+        c.key = key = text if text > "\1" else key_of(text)  # those of any other type begin with NUL
         visit.begin(key, row_key, row)
         stored = row
         try:

@@ -72,7 +72,7 @@ def stage(task: Task, receipt: Receipt, outcomes: Mapping[str, Outcome], out: Ro
         ref = None
         digest.update(computation.encode())
         if outcome.delta:
-            data = encode_segment([(key, outcome.delta[key]) for key in sorted(outcome.delta)])
+            data = encode_segment(sorted(outcome.delta.items()))
             digest.update(data)
             ref = SegmentRef(unit.name, unit.add(data), len(data), len(outcome.delta), first=order.epoch, last=order.epoch)
         digest.update(msgspec.msgpack.encode(outcome.productions))

@@ -105,7 +105,7 @@ def encode_firm(value: Any) -> bytes:
     """What an untyped state carries (rule 1)."""
     kind = value.__class__
     if kind is dict:
-        if _SCALARS.issuperset(map(type, value)) and _SCALARS.issuperset(map(type, value.values())):
+        if _is_flat(value):
             try:
                 return _plain(value)
             except OverflowError:
@@ -121,6 +121,17 @@ def encode_firm(value: Any) -> bytes:
     if (_BIN8 in data or _BIN16 in data or _BIN32 in data) and extensions.has_buffers(value):
         return _plain(extensions.prepared(value, encode_firm))
     return data
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """Whether keys and values are scalars."""
+    for part in value:
+        if part.__class__ not in _SCALARS:
+            return False
+    for part in value.values():
+        if part.__class__ not in _SCALARS:
+            return False
+    return True
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:
