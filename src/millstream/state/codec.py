@@ -125,12 +125,10 @@ def encode_firm(value: Any) -> bytes:
 
 def _is_flat(value: dict[Any, Any]) -> bool:
     """Whether keys and values are scalars."""
-    for part in value:
-        if part.__class__ not in _SCALARS:
-            return False
-    for part in value.values():
-        if part.__class__ not in _SCALARS:
-            return False
+    for parts in (value, value.values()):
+        for part in parts:
+            if part.__class__ not in _SCALARS:
+                return False
     return True
 
 
