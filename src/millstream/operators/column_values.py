@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -306,6 +307,9 @@ def _single(op: str, of: Column, fixed: tuple[Any, ...]) -> Column:
         return Column(kind, pc.match_like(data, fixed[0]))
     if op == "length":
         return Column(kind, pc.utf8_length(data).cast(pa.int64()))
+    if op == "crc32" and isinstance(data, pa.Array):
+        texts = data.cast(pa.binary()).fill_null(b"").to_pylist()
+        return Column(kind, pa.array(np.fromiter(map(crc32, texts), np.int64, len(texts)), mask=np.asarray(data.is_null())))
     if op in ("trim", "ltrim", "rtrim"):
         return Column(kind, {"trim": pc.utf8_trim, "ltrim": pc.utf8_ltrim, "rtrim": pc.utf8_rtrim}[op](data, " "))
     if op == "substring" and fixed[0] > 0:
