@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.spawn import import_main_path
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -245,8 +246,9 @@ def _kill(sink: Sink, judge: Judge, row: RowMaker, folder: Path, there: list[int
     command = [
         sys.executable,
         "-c",
-        "import sys; from millstream.simulation import sink_checks as s; s.fork_drivers(sys.argv[1])",
+        "import sys; from millstream.simulation import sink_checks as s; s.fork_drivers(*sys.argv[1:])",
         str(place),
+        *([str(sys.modules["__main__"].__file__)] if "__main__" in (type(sink).__module__, row.__module__) else []),
     ]
     told: list[float] = []  # how long a call took
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_environment()) as forks:
@@ -290,8 +292,10 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH", "")]))}
 
 
-def fork_drivers(folder: str) -> None:
-    """A process that has all modules, and forks a driver for each line on its stdin: for how many epochs."""
+def fork_drivers(folder: str, main: str | None = None) -> None:
+    """A process that has all modules, and forks a driver for each line on its stdin: for how many epochs. main: the program in which the sink is written."""
+    if main is not None:
+        import_main_path(main)
     pickle.loads((Path(folder) / "given").read_bytes())  # for the modules that it imports
     for line in sys.stdin:
         process = os.fork()
