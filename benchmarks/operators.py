@@ -5,6 +5,7 @@
     joins      an interval join of two streams, by the operator and by Spark's stream-stream join
     peers      windows and sessions against programs written for Bytewax, where it is installed
     flink      counts per key and minute against Flink's SQL, on heap state without checkpoints, where PyFlink is installed
+    hot        the top three of all records per second, one key: with spread=16 and without
     arrow      what pyarrow's group_by alone costs on the same files, with nothing kept, nothing told
 
 Rules
@@ -92,6 +93,14 @@ def minute_operator(source: Any, output: Path) -> ms.Pipeline:
     p = ms.Pipeline("bench")
     queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"), dedup=None)
     p.emit(queries.by("term").window(ms.windows.tumbling("1m")).reduce(ms.count(), name="minutes"), ms.sinks.files(output))
+    return p
+
+
+def hot_operator(spread: int | None, source: Any, output: Path) -> ms.Pipeline:
+    p = ms.Pipeline("bench")
+    queries = p.inject("queries", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("2s"), dedup=None)
+    best = queries.by().window(ms.windows.tumbling("1s")).reduce(best=ms.top(3, "term", by="id"), name="best", spread=spread)
+    p.emit(best, ms.sinks.files(output))
     return p
 
 
@@ -265,6 +274,21 @@ def _peers(spark: Any, meter: Any, root: Path, options: argparse.Namespace) -> d
     return found
 
 
+def _hot(spark: Any, meter: Any, root: Path, options: argparse.Namespace) -> dict[str, float]:
+    folder = jobs.fresh(root / "data-hot")
+    data.make(folder, options.files, options.per_file, 10_000)
+    told, rows = {}, {}
+    for spread in (None, 16):
+        work = jobs.fresh(root / "work")
+        told[spread] = _measure(meter, f"spread {spread}", partial(run, spark, partial(hot_operator, spread), folder, work, resident=True))
+        rows[spread] = sorted(map(repr, _lines(work / "out", "*.jsonl", "value")))
+    assert rows[None] == rows[16]
+    return {
+        "spread_throughput_vs_one_task": round(told[16].rate / told[None].rate, 2),
+        "spread_cpu_vs_one_task": round(told[16].cpu.total / told[None].cpu.total, 2),
+    }
+
+
 def _flink(spark: Any, meter: Any, root: Path, options: argparse.Namespace) -> dict[str, float]:
     """Windows in Flink's SQL, over the same files of CSV, which both can read with what they bring."""
     if subprocess.run([options.flink, "-c", "import pyflink.table"], capture_output=True).returncode:
@@ -297,7 +321,7 @@ def _lines(folder: Path, pattern: str, field: str | None = None) -> list[Any]:
     return rows if field is None else [row[field] for row in rows]
 
 
-PARTS: dict[str, Any] = {"windows": _windows, "sessions": _sessions, "joins": _joins, "peers": _peers, "flink": _flink}
+PARTS: dict[str, Any] = {"windows": _windows, "sessions": _sessions, "joins": _joins, "peers": _peers, "hot": _hot, "flink": _flink}
 
 if __name__ == "__main__":
     main()
