@@ -26,6 +26,7 @@ PARTS = (
     "connector",
     "live",
     "service",
+    "connections",
 )
 
 

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 VERSION = "4.1.1"
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>millstream</groupId><artifactId>broker</artifactId>
-<version>1</version><dependencies><dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
+_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>millstream</groupId><artifactId>broker</artifactId>
+<version>1</version><dependencies><dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>
 </dependencies></project>"""
 _SETTINGS = """process.roles=broker,controller
 node.id=1
@@ -40,7 +40,7 @@ log.retention.check.interval.ms=1000
 
 
 def cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream" / f"kafka-{VERSION}"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream"
 
 
 def why_not() -> str | None:
@@ -50,20 +50,20 @@ def why_not() -> str | None:
     return None
 
 
-def fetch() -> Path:
-    """The folder of the jars. Raises RuntimeError where they cannot be had."""
-    folder = cache()
+def fetch(group: str = "org.apache.kafka", artifact: str = "kafka_2.13", version: str = VERSION, name: str = f"kafka-{VERSION}") -> Path:
+    """The folder of an artifact's jars, those of the broker by default. Raises RuntimeError where they cannot be had."""
+    folder = cache() / name
     if not (folder / "complete").exists():
         if (why := why_not()) is not None:
             raise RuntimeError(why)
         work = folder.with_name(f"{folder.name}.{os.getpid()}")
         work.mkdir(parents=True, exist_ok=True)
-        (work / "pom.xml").write_text(_POM)
-        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib"]
+        (work / "pom.xml").write_text(_POM.format(group, artifact, version))
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib", "-DincludeScope=runtime"]
         ran = subprocess.run(command, cwd=work, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if ran.returncode:
             shutil.rmtree(work, ignore_errors=True)
-            raise RuntimeError(f"no Kafka broker: Maven did not fetch it: {(ran.stdout + ran.stderr).strip()[-500:]}")
+            raise RuntimeError(f"Maven did not fetch {artifact}: {(ran.stdout + ran.stderr).strip()[-500:]}")
         (work / "complete").touch()
         shutil.rmtree(folder, ignore_errors=True)
         work.rename(folder)

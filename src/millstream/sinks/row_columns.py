@@ -61,10 +61,6 @@ def getter(path: str) -> Callable[[SinkRow], Any]:
     first, *rest = path.split(".")
     if not rest:
         return lambda row: getattr(row, first, None)
-    if first == "value" and len(rest) == 1:
-        name = rest[0]
-        return lambda row: row.value.get(name) if isinstance(row.value, dict) else None
-
     def found(row: SinkRow) -> Any:
         here: Any = getattr(row, first, None)
         for step in rest:
@@ -79,6 +75,24 @@ def getter(path: str) -> Callable[[SinkRow], Any]:
         return here
 
     return found
+
+
+def values_at(rows: Sequence[SinkRow], path: str) -> list[Any]:
+    """What is at a path in each row."""
+    if path == "key":
+        return [row.key for row in rows]
+    if path == "timestamp":
+        return [row.timestamp for row in rows]
+    first, _, name = path.partition(".")
+    if first != "value" or "." in name:
+        return list(map(getter(path), rows))
+    whole = [row.value for row in rows]
+    if not name:
+        return whole
+    try:
+        return [one[name] for one in whole]
+    except (LookupError, TypeError):
+        return [one.get(name) if isinstance(one, dict) else None for one in whole]
 
 
 def to_columns(rows: Sequence[SinkRow], columns: Iterable[TableColumn]) -> pa.Table:
@@ -106,7 +120,7 @@ def _is_change(value: Any) -> bool:
 def _array(rows: Sequence[SinkRow], column: TableColumn) -> pa.Array:
     import pyarrow as pa
 
-    values = list(map(getter(column.path), rows))
+    values = values_at(rows, column.path)
     try:
         found = _typed(values, column)
         if column.required and found.null_count:
@@ -135,10 +149,16 @@ def converted(values: list[Any], kind: Any) -> pa.Array:
 
     if kind is None:
         return pa.array(values)
-    if pa.types.is_timestamp(kind) and any(isinstance(value, int) for value in values):
-        values = [_time(value) if isinstance(value, int) else value for value in values]
-    if pa.types.is_integer(kind) and any(isinstance(value, float) and not value.is_integer() for value in values):
-        raise ValueError("a fraction does not fit a column of integers")
+    if pa.types.is_timestamp(kind):
+        try:
+            return pa.array(values, pa.int64()).cast(pa.timestamp("ms", kind.tz)).cast(kind)
+        except (pa.ArrowException, TypeError):
+            values = [_time(value) if isinstance(value, int) else value for value in values]
+    if pa.types.is_integer(kind) and pa.types.is_floating((found := pa.array(values)).type):  # else fractions would be cut off
+        try:
+            return found.cast(kind)
+        except pa.ArrowInvalid as error:
+            raise ValueError("a fraction does not fit a column of integers") from error
     if pa.types.is_decimal(kind):
         values = [None if value is None else decimal.Decimal(str(value)) for value in values]
     return pa.array(values, kind)
