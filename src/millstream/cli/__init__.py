@@ -3,6 +3,7 @@
     entry        the parser, its table of contents, completion in a shell, and what errors come to
     arguments    what several commands share: addresses, cookies, TLS, durations, printing
     files        a pipeline, or tables, in a Python file: for `run`, `inspect check` and `serve tables`
+    new          `millstream new`
     run          `millstream run`
     push         `millstream push`
     checkpoint   `millstream inspect status`, `millstream inspect state`, `millstream copy` and `millstream clean`

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 
 from millstream import __version__, extras
-from millstream.cli import check_view, checkpoint, kv, partitions, push, run, serve, sink, view
+from millstream.cli import check_view, checkpoint, kv, new, partitions, push, run, serve, sink, view
 from millstream.cli.arguments import failed, group, without_action
 from millstream.errors import MillstreamError
 
@@ -18,6 +18,7 @@ usage: millstream [--help] [--version] COMMAND ...
 MillWheel's model of stream processing on Spark.
 
 pipelines
+  new NAME                         make a project: a pipeline, its test, a CI file
   run FILE[:NAME]                  run the pipeline in a Python file
   push FILE                        push the lines of a file into a pipeline
 
@@ -94,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     program.add_argument("--version", action="version", version=f"millstream {__version__}")
     commands = program.add_subparsers(metavar="COMMAND", parser_class=argparse.ArgumentParser)
     program.set_defaults(command=partial(without_action, program))
+    new.add_command(commands)
     run.add_command(commands)
     push.add_command(commands)
     looking = group(commands, "inspect", "look at a checkpoint", "Reads what a pipeline has committed, and changes nothing.")
