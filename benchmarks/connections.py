@@ -338,13 +338,18 @@ def main() -> dict[str, float]:
     parser.add_argument("--only", default="sinks,source,job,latency")
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument(
+        "--jars", type=Path, help="a folder with Spark's Kafka source and what it needs (by default Maven is asked for them)"
+    )
     options = parser.parse_args()
     parts, result, spark = options.only.split(","), dict[str, float](), None
     kafka = broker_module()
     if {"job", "latency"} & set(parts):
         import pyspark
 
-        jars = kafka.fetch("org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__, f"spark-kafka-{pyspark.__version__}")
+        jars = options.jars or kafka.fetch(
+            "org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__, f"spark-kafka-{pyspark.__version__}"
+        )
         os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, sorted(jars.glob('*.jar'))))} pyspark-shell"
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream as ms
+from millstream.engine.spark.versions import arrow_schema
 from millstream.sources.filereading.csv_rows import values_of
 from millstream.sources.filereading.json_rows import JsonRows
 from millstream.sources.filereading.reader import FileReader
@@ -36,9 +37,8 @@ FILES = 100
 
 def arrow(schema: Any) -> pa.Schema:
     from pyspark.sql import types as T
-    from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(T.StructType.fromDDL(schema) if isinstance(schema, str) else schema, timezone="UTC")
+    return arrow_schema(T.StructType.fromDDL(schema) if isinstance(schema, str) else schema)
 
 
 def rows(table: Any) -> list[Any]:

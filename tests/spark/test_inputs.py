@@ -14,6 +14,7 @@ from sparkkit import BASE, run, write
 
 import millstream as ms
 from computations import Sum
+from millstream.engine.spark.versions import VERSION, arrow_schema
 from millstream.sources.schema import columns
 from millstream.testing import LocalRunner
 
@@ -60,11 +61,10 @@ def test_rows_have_the_same_python_types_in_the_test_kit_and_on_spark(spark: Any
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyspark.sql import types as T
-    from pyspark.sql.pandas.types import to_arrow_schema
 
     rows = [ROW, {**dict.fromkeys(ROW), "k": "a", "at": ROW["at"] + datetime.timedelta(seconds=1)}]
     (tmp_path / "in").mkdir()
-    schema = to_arrow_schema(T._parse_datatype_string(TYPES), timezone="UTC")
+    schema = arrow_schema(T._parse_datatype_string(TYPES))
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), tmp_path / "in" / "a.parquet")
     pipeline, sink = looking(ms.sources.files(tmp_path / "in", schema=TYPES, format="parquet"))
     run(pipeline, spark, tmp_path)
@@ -91,6 +91,8 @@ def test_rows_have_the_same_python_types_in_the_test_kit_and_on_spark(spark: Any
 def test_the_schemas_text_is_read_as_spark_reads_it(spark: Any, ddl: str) -> None:
     from pyspark.sql import types as T
 
+    if VERSION < (4, 1) and "''" in ddl:
+        pytest.skip("Spark 4.0 does not read it")
     known = columns(ddl)
     theirs = T._parse_datatype_string(ddl)
     assert known is not None

@@ -18,6 +18,7 @@ import support
 from millstream.core import authority
 from millstream.engine.receipts import EpochOrder, Receipt, checked
 from millstream.engine.spark import task_function
+from millstream.engine.spark.versions import VERSION
 from millstream.status.report import standings_of
 
 pytestmark = pytest.mark.spark
@@ -73,7 +74,7 @@ def recomputed(spark: Any, work: Path, is_random: bool) -> tuple[Any, set[int], 
 @pytest.mark.parametrize("is_random", [True, False])
 def test_a_stage_recomputed_in_mid_epoch_abandons_the_epoch_and_never_mixes_attempts(spark: Any, tmp_path: Path, is_random: bool) -> None:
     handle, rolled, collected = recomputed(spark, tmp_path, is_random)
-    assert handle._epochs.abandoned >= 1
+    assert handle._epochs.abandoned >= (is_random or VERSION >= (4, 2))  # before, Spark goes on where both attempts gave the same
     assert rolled == collected
 
 

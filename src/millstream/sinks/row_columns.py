@@ -61,6 +61,7 @@ def getter(path: str) -> Callable[[SinkRow], Any]:
     first, *rest = path.split(".")
     if not rest:
         return lambda row: getattr(row, first, None)
+
     def found(row: SinkRow) -> Any:
         here: Any = getattr(row, first, None)
         for step in rest:

@@ -15,7 +15,6 @@ import pyspark
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.pandas import types as arrow_types
 
 from millstream.errors import MissingExtra
@@ -60,7 +59,7 @@ except ImportError:  # before 4.2 a reader is not told how much to read
         def __init__(self, max_bytes: int) -> None:
             self.max_bytes = max_bytes
 
-    class SupportsTriggerAvailableNow(DataSourceStreamReader):  # type: ignore[no-redef, misc]
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """A reader that is told when a bounded run begins."""
 
 
