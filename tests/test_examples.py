@@ -47,6 +47,11 @@ def inputs_of(pipeline: ms.Pipeline) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def folder_of(pipeline: ms.Pipeline) -> str:
+    (injector,) = pipeline.topology().injectors.values()
+    return str(injector.source.path)
+
+
 def input_of(pipeline: ms.Pipeline) -> tuple[str, list[dict[str, Any]]]:
     ((stream, rows),) = inputs_of(pipeline).items()
     return stream, rows
@@ -223,6 +228,80 @@ def test_fraud(here: Path) -> None:
     runner = run(pipeline, 7)
     assert [(value["card"], value["failures"]) for value in values_of(runner, pipeline, "alerts")] == [("card 11", 3), ("card 12", 3)]
     ms.testing.assert_same_in_any_epochs(pipeline, rows[:120], seeds=range(3))
+
+
+def test_codes(here: Path) -> None:
+    example = load("codes")
+    pipeline, (_, rows) = example["pipeline"], input_of(example["pipeline"])
+    runner = ms.testing.LocalRunner(pipeline)
+    runner.push("codes", *[row for row in rows if row["what"] == "sent"])
+    runner.epoch()
+    runner.advance_clock(example["LIMIT"] - 1)
+    runner.push("codes", *[row for row in rows if row["what"] == "confirmed"])
+    runner.run()
+    assert runner.output("alerts") == [], "not yet"
+    runner.advance_clock(example["LIMIT"])
+    assert {value["card"] for _, value, _ in runner.output("alerts")} == example["GUESSED"] and len(runner.output("alerts")) == 2
+    runner.advance_clock("10s")
+    assert len(runner.output("alerts")) == 2, "once"
+    runner.advance_clock("2h")
+    assert runner.state("Unconfirmed") == {}
+    ms.testing.assert_exactly_once(pipeline, rows[:12], seeds=range(10))
+
+
+def test_a_code_that_is_confirmed_too_late_is_told_and_one_whose_confirmation_comes_first_is_not(here: Path) -> None:
+    runner = ms.testing.LocalRunner(load("codes")["pipeline"])
+    sent, confirmed = ({"card": "card 1", "code": "1", "what": what, "id": what} for what in ("sent", "confirmed"))
+    for first, then in ((sent, confirmed), ({**confirmed, "code": "2"}, {**sent, "code": "2"})):
+        runner.push("codes", {**first, "id": first["what"] + first["code"]})
+        runner.epoch()
+        runner.advance_clock("3s")
+        runner.push("codes", {**then, "id": then["what"] + then["code"]})
+        runner.advance_clock("3s")
+    assert [value["code"] for _, value, _ in runner.output("alerts")] == ["1"]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_gateways(here: Path, waits: bool) -> None:
+    """While a gateway is cut off, the others' windows wait for it; after a minute of the clock they do not, and its old readings are late."""
+    pipeline = load("gateways")["pipeline"]
+    runner, cut_off = ms.testing.LocalRunner(pipeline), 1_767_258_000_000 + 20 * 60_000
+    for part, file in enumerate(sorted(Path(folder_of(pipeline)).iterdir())):
+        runner.push("readings", *[json.loads(line) for line in file.read_text().splitlines()])
+        runner.run()
+        runner.epoch()
+        if part == 7:
+            runner.advance_clock("59s" if waits else "61s")
+            runner.push("readings", {"gateway": "south", "celsius": 20.0, "at": cut_off + 20 * 60_000})
+            runner.run()
+            runner.epoch()
+            told = {value["end"] for value in values_of(runner, pipeline, "means")}
+            assert max(told) == (cut_off - 5 * 60_000 if waits else cut_off + 15 * 60_000)
+    runner.drain()
+    means, late = values_of(runner, pipeline, "means"), values_of(runner, pipeline, "late")
+    rows = input_of(pipeline)[1]
+    expected = {(row["gateway"], row["at"] // 300_000 * 300_000) for row in rows}
+    assert {row["value"]["gateway"] for row in late} == (set() if waits else {"west"})
+    if waits:
+        assert {(row["gateway"], row["start"]) for row in means} == expected
+    assert sum(row["readings"] for row in means) + len(late) == len(rows) + 1
+
+
+def test_referrals(here: Path) -> None:
+    example = load("referrals")
+    pipeline, (_, rows) = example["pipeline"], input_of(example["pipeline"])
+    by, expected = {row["user"]: row["by"] for row in rows}, {}
+    for row in rows:
+        above, day = row["by"], row["at"] // example["DAY"] * example["DAY"]
+        for level in range(1, example["LEVELS"] + 1):
+            if above is not None:
+                expected[above, day] = expected.get((above, day), 0) + 2 ** (example["LEVELS"] - level)
+                above = by[above]
+    runner = run(pipeline, 10)
+    assert {(value["user"], value["start"]): value["points"] for value in values_of(runner, pipeline, "points")} == expected
+    assert len(expected) > 100 and expected["eve", 1_767_225_600_000] == 31, "the cycle of the two ends"
+    first = [{"user": user, "by": by, "at": 1_000 * number} for number, (user, by) in enumerate(["a-", "ba", "cb", "dc", "ac"])]
+    ms.testing.assert_exactly_once(pipeline, first, seeds=range(5))
 
 
 @pytest.mark.spark
