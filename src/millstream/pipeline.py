@@ -440,11 +440,12 @@ class Pipeline:
     ) -> Handle:
         """Starts the pipeline on Spark and returns a handle (`await_termination`, `stop`, `status`, `state`, `output`).
 
-        spark: a session; without one, a local session is made. checkpoint: a directory or an s3:// URL that is this pipeline's alone. available_now: process
-        what is there and end; `drain` then ends event time, so that every window closes. trigger: how often an epoch begins ("500ms"). shards: fixed when
-        the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by default inside the checkpoint. drop:
-        computations whose state may go. quiet: say nothing; otherwise a run says on stderr what it is doing. serve: HOST:PORT where others ask for its
-        state. resident: tasks stay, and epochs commit in tens of milliseconds; trigger is then the least time between two (0); tasks: how many of them.
+        spark: a session; without one, a local session is made. checkpoint: a directory or a URL (s3://, gs://, az://, abfss://) that is this pipeline's
+        alone. available_now: process what is there and end; `drain` then ends event time, so that every window closes. trigger: how often an epoch begins
+        ("500ms"). shards: fixed when the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by default
+        inside the checkpoint. drop: computations whose state may go. quiet: say nothing; otherwise a run says on stderr what it is doing. serve: HOST:PORT
+        where others ask for its state. resident: tasks stay, and epochs commit in tens of milliseconds; trigger is then the least time between two (0);
+        tasks: how many of them.
         """
         from millstream.handle import launch
         from millstream.status.narrator import Narrator

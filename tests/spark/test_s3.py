@@ -1,7 +1,8 @@
-"""A checkpoint and a sink in an S3-compatible store (a real local server), through the same code as on disk."""
+"""A checkpoint and a sink in an object store (real local servers of S3 and Azure), through the same code as on disk."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from sparkkit import good, write
 
+import azureserver
 import millstream as ms
 from computations import Sum
 from millstream.state.storage import open_storage
@@ -17,14 +19,14 @@ from s3server import S3Server
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture
-def server() -> Iterator[S3Server]:
-    made = S3Server()
+@pytest.fixture(params=["s3", "azure"])
+def server(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = S3Server() if request.param == "s3" else azureserver.start()
     yield made
     made.stop()
 
 
-def test_state_survives_a_restart_and_output_appears_once(spark: Any, tmp_path: Path, server: S3Server) -> None:
+def test_state_survives_a_restart_and_output_appears_once(spark: Any, tmp_path: Path, server: Any) -> None:
     checkpoint, output = server.url(), server.url()
 
     def run() -> ms.sinks.Memory:
@@ -53,3 +55,8 @@ def test_state_survives_a_restart_and_output_appears_once(spark: Any, tmp_path: 
     lines = [line for name in files.list("") if name.endswith(".jsonl") for line in files.read(name).splitlines()]
     assert len(lines) == 10
     assert not files.list("_staging")
+    options = {"storage_options": json.dumps(server.options)}
+    state = spark.read.format("millstream-state").options(**options).load(checkpoint)
+    assert [(row.key, row.value) for row in state.collect()] == [("a", "10")]
+    rows = spark.read.format("millstream").options(checkpoint=checkpoint, **options).load(output)
+    assert sorted(int(row.value) for row in rows.collect()) == list(range(1, 11))

@@ -1,4 +1,4 @@
-"""One contract for all storages: a folder, a real S3 server on this host, and the dictionary under every simulation."""
+"""One contract for all storages: a folder, real S3 and Azure servers on this host, and the dictionary under every simulation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plannedkit import pipeline
 from unitkit import write_delta
 
+import azureserver
+import millstream as ms
 from millstream.errors import DamageError, StorageError
 from millstream.state import storage as storage_module
 from millstream.state.compaction import adopt, compact
@@ -33,13 +36,20 @@ def server() -> Iterator[S3Server]:
     found.stop()
 
 
-@pytest.fixture(params=["local", "s3", "memory"])
+@pytest.fixture(scope="module")
+def azure() -> Iterator[Any]:
+    found = azureserver.start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture(params=["local", "s3", "memory", pytest.param("azure", marks=pytest.mark.slow)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "memory":
         return MemoryStorage()
     if request.param == "local":
         return LocalStorage(tmp_path / "root")
-    server = request.getfixturevalue("server")
+    server = request.getfixturevalue({"s3": "server", "azure": "azure"}[request.param])
     return open_storage(server.url(), server.options)
 
 
@@ -366,6 +376,47 @@ def test_a_name_whose_folder_is_a_file_is_a_storage_error(tmp_path):
         storage.create("units/a", b"data")
 
 
+def no_links(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def link(*_: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK])
+def test_a_file_system_without_hard_links_is_refused_before_anything_is_written(tmp_path, monkeypatch, code):
+    no_links(monkeypatch, code)
+    storage = LocalStorage(tmp_path / "deep" / "checkpoint")
+    for use in (
+        storage.check,
+        lambda: ms.sinks.files(tmp_path).check(),
+        lambda: pipeline(ms.sinks.memory()).run(checkpoint=storage.url, quiet=True),
+    ):
+        with pytest.raises(StorageError, match=r"its file system has no hard links.*or the URL of an object store"):
+            use()
+    assert list(tmp_path.iterdir()) == []
+    storage.put("source", b"1")
+    for write in (lambda: storage.create("a", b"1"), lambda: storage.publish("source", "a")):
+        with pytest.raises(StorageError, match="no hard links"):
+            write()
+    assert storage.list("") == ["source"]
+
+
+def test_a_link_that_fails_for_another_reason_is_no_lack_of_links(tmp_path, monkeypatch):
+    no_links(monkeypatch, errno.EIO)
+    with pytest.raises(StorageError, match="Input/output error"):
+        LocalStorage(tmp_path).check()
+
+
+def test_a_folder_that_can_be_used_is_left_as_it_was(tmp_path):
+    storage = LocalStorage(tmp_path / "checkpoint")
+    storage.check()
+    assert list(tmp_path.iterdir()) == []
+    storage.put("a", b"1")
+    storage.check()
+    assert [one.name for one in (tmp_path / "checkpoint").iterdir()] == ["a"]
+
+
 # --- opening
 
 
@@ -403,6 +454,15 @@ def test_a_path_and_a_url_open_what_they_say(tmp_path, server):
     assert isinstance(open_storage(tmp_path), LocalStorage)
     assert open_storage(f"file://{tmp_path}").url == str(tmp_path)
     assert isinstance(open_storage(server.url(), server.options), ObjectStorage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["az://bucket", "azure://bucket", "abfss://bucket@devstoreaccount1.dfs.core.windows.net"])
+def test_azure_has_several_names_for_one_place(azure, scheme):
+    options = {name: value for name, value in azure.options.items() if name != "account_name" or "@" not in scheme}
+    where = azure.url()
+    open_storage(where, azure.options).put("a", b"1")
+    assert open_storage(scheme + where.removeprefix("az://bucket"), options).read("a") == b"1"
 
 
 def test_two_prefixes_of_a_bucket_do_not_see_each_other(server):

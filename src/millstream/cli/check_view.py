@@ -32,7 +32,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     which = "the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)"
     command.add_argument("file", metavar="FILE[:NAME]", help=which)
     command.add_argument("views", metavar="VIEW", nargs="*", help="views and joins (by default all)")
-    command.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
+    command.add_argument("--checkpoint", metavar="DIR", help="a directory or object store's URL (by default PIPELINE-checkpoint, here)")
     command.add_argument("--sample", metavar="P%", type=_share, default=1.0, help="check only this share of the groups, such as 1%%")
     command.add_argument("--local", action="store_true", help=f"without Spark, in memory; so it is anyway up to {LITTLE:,} rows")
     command.add_argument(

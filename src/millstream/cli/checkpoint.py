@@ -115,8 +115,8 @@ def add_commands(commands: Commands) -> None:
         help="copy a checkpoint as of an epoch, also while its pipeline runs",
         description="Copies the newest committed epoch of a checkpoint. The copy has an identity of its own, and can be started beside the original.",
     )
-    copy.add_argument("checkpoint", metavar="CHECKPOINT", help="the checkpoint's directory or s3:// URL")
-    copy.add_argument("to", metavar="TO", help="where the copy goes: a directory or s3:// URL with nothing in it")
+    copy.add_argument("checkpoint", metavar="CHECKPOINT", help="the checkpoint's directory or object store's URL")
+    copy.add_argument("to", metavar="TO", help="where the copy goes: a directory or object store's URL with nothing in it")
     storage_option(copy)
     copy.set_defaults(command=_copy)
 

@@ -44,7 +44,9 @@ def add_commands(commands: Commands) -> None:
     ):
         one = _action(actions, name, what, call)
         one.add_argument("id", metavar="ID", type=int)
-        one.add_argument("path", metavar="PATH", help="below the backups directory of the node (serve tables --backups), or an s3:// URL")
+        one.add_argument(
+            "path", metavar="PATH", help="below the backups directory of the node (serve tables --backups), or a URL of an object store"
+        )
 
     upload = actions.add_parser(
         "upload",
@@ -52,7 +54,7 @@ def add_commands(commands: Commands) -> None:
         description="Copies whole snapshots that appear in a directory, each once. It needs no node.",
     )
     upload.add_argument("dir", metavar="DIR", type=Path, help="where snapshots appear")
-    upload.add_argument("to", metavar="TO", help="a directory or s3:// URL")
+    upload.add_argument("to", metavar="TO", help="a directory or object store's URL")
     upload.add_argument("--every", metavar="TIME", type=arguments.a_duration, default="2s", help="how often to look (2s)")
     upload.add_argument("--once", action="store_true", help="copy what is there, and end")
     arguments.storage_option(upload)

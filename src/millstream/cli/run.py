@@ -37,7 +37,7 @@ def add_command(commands: Commands) -> None:
     run = commands.add_parser("run", help="run the pipeline in a file", description="Runs the pipeline in a Python file on local Spark.")
     which = "the file, and the variable that holds the pipeline (by default 'pipeline', or the only one there is)"
     run.add_argument("file", metavar="FILE[:NAME]", help=which)
-    run.add_argument("--checkpoint", metavar="DIR", help="a directory or s3:// URL (by default PIPELINE-checkpoint, here)")
+    run.add_argument("--checkpoint", metavar="DIR", help="a directory or object store's URL (by default PIPELINE-checkpoint, here)")
     when = run.add_mutually_exclusive_group()
     when.add_argument(
         "--trigger", metavar="TIME", type=a_duration, help="how often an epoch begins, such as 500ms or 2s (500ms; of a resident run 0)"

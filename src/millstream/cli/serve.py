@@ -32,7 +32,7 @@ def add_commands(commands: Commands) -> None:
     where = "where the control plane listens: unix:PATH (by default DIR/control.sock), or HOST:PORT with a cookie or certificates"
     tables.add_argument("--control-listen", metavar="ADDRESS", help=where)
     arguments.server_tls_options(tables, "control-")
-    tables.add_argument("--registry", metavar="URL", help="a directory or s3:// URL that nodes share (by default DIR/registry)")
+    tables.add_argument("--registry", metavar="URL", help="a directory or object store's URL that nodes share (by default DIR/registry)")
     tables.add_argument("--backups", metavar="DIR", type=Path, help="where `partitions snapshot` may write (by default DIR/backups)")
     tables.add_argument("--take-over", metavar="NODE", help="take the partitions of a node that shares this node's log")
     tables.add_argument("--advertise", metavar="HOST:PORT", help="how clients reach the data plane, if not as it listens")
@@ -43,7 +43,7 @@ def add_commands(commands: Commands) -> None:
         help="serve the live state of a pipeline",
         description="Serves what a pipeline has committed. It only reads the checkpoint.",
     )
-    checkpoint.add_argument("checkpoint", metavar="DIR", help="the checkpoint's directory or s3:// URL")
+    checkpoint.add_argument("checkpoint", metavar="DIR", help="the checkpoint's directory or object store's URL")
     _data_plane(checkpoint)
     where = "where the copy that answers is kept (by default a temporary directory)"
     checkpoint.add_argument("--state-cache", metavar="DIR", help=where)

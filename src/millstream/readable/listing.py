@@ -106,6 +106,22 @@ def looked_up(
     return _listing(cut, computation, found, entries, unpickle)
 
 
+def views_of(cut: Reader, computation: str, keys: Sequence[Any] | None = None, *, unpickle: bool = False) -> Iterator[RowView]:
+    """All rows, or those of some keys, one after another, without the entries of their MapStates. What an operator keeps in columns, too."""
+    state = cut.computation(computation)
+    decode = decoder(state.codec, unpickle)
+    if state.keeps_columns and keys is None:
+        found = open_windows.panes(cut, computation, open_windows.reader_of(state, decode, unpickle))
+        yield from (_open_row(cut, computation, text.encode(), panes) for text, panes in found)
+    elif state.keeps_columns:
+        yield from (view for key in keys or () if (view := open_view(cut, computation, key_bytes(key), unpickle)) is not None)
+    elif keys is None:
+        yield from (_row(cut, computation, row_key, row, 0, decode) for row_key, row in cut.rows(computation))
+    else:
+        some = ((key_bytes(key), row) for key in keys if (row := cut.get(computation, key)) is not None)
+        yield from (_row(cut, computation, row_key, row, 0, decode) for row_key, row in some)
+
+
 def keys_of(text: str) -> list[Any]:
     """The keys that somebody may mean by a text: the string itself, then what it says as JSON or as a Python literal.
 

@@ -2,6 +2,7 @@
 
     base       the contract: who calls what, and how often
     files      files of a directory
+    published  what is complete of them, for readers
     epoch_sink the base of sinks that write an epoch and a marker in one transaction of their target
     epochs     a function per epoch, or memory
     kafka      a topic of Kafka

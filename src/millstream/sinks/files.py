@@ -2,7 +2,8 @@
 
 Parts are staged under `_staging/` (which Spark and globs pass over) and moved after the manifest, each in one step, to a name that follows from pipeline,
 stream, epoch and shard. In a resident run small parts lie in the units of the tasks, where they are committed, and are published as one file of the epoch,
-or of several (`roll`), named after the epoch in which that was decided. Parts of other types, or in another format, become more than one.
+or of several (`roll`), named after the epoch in which that was decided. Parts of other types, or in another format, become more than one. Files appear in
+the order of the epochs in their names: readers go by it (`published`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from millstream.core.time import Duration
 from millstream.errors import DefinitionError, SinkError
 from millstream.sinks.base import DriverContext, IdentifiedRow, Part, ResultRows, Sink, SinkRow, TaskContext, part_bytes, roll_millis
 from millstream.state.compaction import made_in
-from millstream.state.storage import Storage, open_storage
+from millstream.state.storage import LocalStorage, Storage, open_storage
 
 #: In the place of a shard, in the name of a file that has the rows of all; no shard has this number, nor one that is not far below.
 ROLLED = 9999
@@ -71,7 +72,7 @@ def encode_rows(sink: Sink, context: TaskContext, rows: Sequence[SinkRow], encod
 
 
 class FileSink(Sink):
-    """JSON lines or Parquet files in a directory (or under s3://...), exactly once.
+    """JSON lines or Parquet files in a directory (or under s3://, gs://, az://...), exactly once.
 
     Every row has `key`, `timestamp` and `value`, and `id` with `emit(..., ids=True)`. For Parquet say the schema (`"key string, timestamp long, value long"`),
     or the types are taken from each part's values. nan: JSON has no NaN and no infinity, so a row with one is an error; "null" writes null in its place.
@@ -134,6 +135,7 @@ class FileSink(Sink):
                 os.makedirs(self.path, exist_ok=True)
             except OSError as error:
                 raise SinkError(f"sinks.files({self.path!r}): cannot make that directory: {error}") from error
+            LocalStorage(self.path).check()
 
     def resolve(self, arrow_schema: Any) -> None:
         if isinstance(self.schema, str):
@@ -168,19 +170,27 @@ class FileSink(Sink):
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         storage = open_storage(self.path, self.options)
-        for name, rolled in _cut(parts, epoch).items():
-            self._roll(storage, context, name, rolled)
+        rolled = _cut(parts, epoch)
+        direct: dict[int, list[Part]] = {}
         for part in parts:
             assert part.staged is not None
-            if part.in_checkpoint:
-                continue
-            if not context.redo and not storage.exists(part.staged):
-                raise SinkError(
-                    f"{self.path}/{part.staged} was staged by a task but is not there for the driver: the directory must be the same on every host. "
-                    f"Epoch {epoch} is committed; copy its files of _staging/ from the hosts that ran its tasks, and run again."
-                )
-            if not storage.publish(part.staged, part.own["final"]):
-                raise self._taken(part.own["final"])
+            if not part.in_checkpoint:
+                direct.setdefault(made_in(part.staged), []).append(part)
+        for at in sorted({*rolled, *direct}):  # in the order of the epochs in their names: readers go by it (`published.py`)
+            if at in rolled:
+                self._roll(storage, context, at, rolled[at])
+            for part in direct.get(at, ()):
+                self._publish(storage, context, epoch, part)
+
+    def _publish(self, storage: Storage, context: DriverContext, epoch: int, part: Part) -> None:
+        assert part.staged is not None
+        if not context.redo and not storage.exists(part.staged):
+            raise SinkError(
+                f"{self.path}/{part.staged} was staged by a task but is not there for the driver: the directory must be the same on every host. "
+                f"Epoch {epoch} is committed; copy its files of _staging/ from the hosts that ran its tasks, and run again."
+            )
+        if not storage.publish(part.staged, part.own["final"]):
+            raise self._taken(part.own["final"])
 
     def _roll(self, storage: Storage, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         """Parts that waited become one file; several, if they do not fit into one. They are committed, so whatever they are is published."""

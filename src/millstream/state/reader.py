@@ -109,15 +109,17 @@ class CommittedState:
     def newer(self, cut: AsOf) -> AsOf:
         """A reader to go on with, for one that was overtaken: of an epoch that lasts (`state/compaction.py`), if there is a newer one, or of the newest."""
         newest = self.newest()
+        return newest if second_of(cut.manifest.now) == second_of(newest.manifest.now) else self.lasting(newest, cut.epoch)
+
+    def lasting(self, newest: AsOf, after: int = -1) -> AsOf:
+        """A reader of the first epoch of the newest one's second (and after an epoch), which is kept for a minute; or else of the newest."""
         second = second_of(newest.manifest.now)
-        if second_of(cut.manifest.now) != second:
-            epochs = [epoch for epoch in self.log.epochs() if cut.epoch < epoch <= newest.epoch]
-            try:
-                at = bisect_left(epochs, second, key=lambda epoch: second_of(self.log.read(epoch).now))
-                return AsOf(self, self.log.read(epochs[at]))
-            except (DamageError, IndexError):
-                pass  # gone meanwhile, or a clock was put back
-        return newest
+        epochs = [epoch for epoch in self.log.epochs() if after < epoch <= newest.epoch]
+        try:
+            at = bisect_left(epochs, second, key=lambda epoch: second_of(self.log.read(epoch).now))
+            return AsOf(self, self.log.read(epochs[at]))
+        except (DamageError, IndexError):
+            return newest  # gone meanwhile, or a clock was put back
 
     def steady(self, read: Callable[[AsOf], _T]) -> _T:
         """What `read` makes of one epoch, the newest; begun anew on a newer one if that is collected meanwhile."""

@@ -1,6 +1,6 @@
-"""Storage: named objects with create-if-absent, on a local (or mounted) disk or in an S3-compatible store.
+"""Storage: named objects with create-if-absent, on a local (or mounted) disk or in an object store (S3, Azure, Google).
 
-Contract, the same for both, and for the one in memory (`tests/unit/test_storage.py` runs it on all three):
+Contract, the same for all, and for the one in memory (`tests/unit/test_storage.py` runs it on a disk, on S3 and Azure servers, and in memory):
 1. `create` makes an object that was not there, whole or not at all, durable when it returns; it says no if the name is taken.
 2. `put` writes an object under a name that nobody else uses; whole or not at all, durable when it returns.
 3. `publish` moves an object to a name a reader may see, whole. Doing it again does nothing.
@@ -25,6 +25,8 @@ from millstream.errors import DamageError, MillstreamError, StorageError
 from millstream.state.durable import sync_folder, write_all
 
 _HIDDEN = ".tmp-"
+#: What `link` says on a file system that has no such thing.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class Storage(Protocol):
@@ -87,13 +89,25 @@ class LocalStorage:
             ) from error
         return hidden
 
+    def check(self) -> None:
+        """At the start of whatever will write here: whether the file system has what `create` and `publish` need. Nothing is left behind, also no folder."""
+        there = next(path for path in (self.root, *self.root.parents) if path.is_dir())
+        hidden = self._write(str(there / _HIDDEN), b"")
+        linked = f"{hidden}-2"
+        try:
+            with _refusals("use", self.url):
+                _link(hidden, linked)
+        finally:
+            _unlink(hidden)
+            _unlink(linked)
+
     def create(self, name: str, data: bytes) -> bool:
         path = self._path(name)
         hidden = self._write(path, data)
         try:
             with _refusals("create", path):
                 try:
-                    os.link(hidden, path)
+                    _link(hidden, path)
                 except FileExistsError:
                     return False
                 sync_folder(os.path.dirname(path))
@@ -162,7 +176,7 @@ class LocalStorage:
                 return True
             _make_folder(Path(there).parent)
             try:
-                os.link(here, there)
+                _link(here, there)
             except FileNotFoundError:
                 return True  # somebody else has just moved it
             except FileExistsError:
@@ -178,7 +192,7 @@ class LocalStorage:
 
 
 class ObjectStorage:
-    """A prefix in an S3-compatible store (or any other that obstore knows)."""
+    """A prefix in a store that obstore knows: s3://bucket/..., gs://bucket/..., az://container/..., abfss://container@account.dfs.core.windows.net/..."""
 
     def __init__(self, url: str, options: dict[str, Any] | None = None) -> None:
         self.url = url.rstrip("/")
@@ -290,7 +304,7 @@ def under(storage: Storage, prefix: str) -> Storage:
 
 
 def open_storage(url: str | os.PathLike[str], options: dict[str, Any] | None = None) -> Storage:
-    """The storage behind a path or a URL such as s3://bucket/prefix. Options go to the object store's client."""
+    """The storage behind a path or a URL such as s3://bucket/prefix, gs://bucket/prefix or az://container/prefix. Options go to the object store's client."""
     text = os.fspath(url)
     if text.startswith("file://"):
         text = text[len("file://") :]
@@ -306,6 +320,18 @@ def _refusals(doing: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise StorageError(f"cannot {doing} {what}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _link(here: str, there: str) -> None:
+    try:
+        os.link(here, there)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise StorageError(
+            f"cannot use {os.path.dirname(there)}: its file system has no hard links ({error.strerror}), and Millstream commits by them. Such are vfat, exFAT "
+            f"and many FUSE mounts of object stores. Choose a place on a local disk or on NFS, or the URL of an object store (s3://, gs://, az://, abfss://)."
+        ) from error
 
 
 def _unlink(path: str) -> None:

@@ -9,10 +9,13 @@
     task_function     in the task: bytes unpacked, the task run, Arrow laid out
     background_jobs   jobs beside the epochs: compactions, the long job that resident tasks live in, a batch job to check views
     spark_planner     where Spark plans: what its own log says of a batch
+    spark_folder      where Spark keeps its own log of a checkpoint in an object store
     pickling          programs by value
     error_text        Spark's errors in words
     data_sources      Python data sources of PySpark's, planned by Millstream
     intake_source     the connector's intake as a Spark data source
+    state_format      what a computation keeps, for `spark.read.format("millstream-state")`
+    published_format  what ms.sinks.files has published, for `spark.read` and `spark.readStream.format("millstream")`
     versions          what differs between the versions of Spark
 
 It must not know people: what a run shows is the handle's business.

@@ -32,6 +32,7 @@ from .jvm import warm_up
 from .run import QueryRun, Run
 from .run_builder import Starting
 from .session import ARROW, hush, local_session, unsuitable
+from .spark_folder import spark_folder
 from .spark_planner import SourceFiles, SparkOffsets, SparkPlanner
 
 LITTLE = 32 << 20  # bytes of files
@@ -66,6 +67,8 @@ def start(
         raise DefinitionError(f"run(tasks={tasks!r}): give a whole number, at least 1")
     millis = None if available_now else duration(trigger) if trigger is not None else 0 if resident else _TRIGGER
     storage = open_storage(checkpoint, storage_options)
+    if isinstance(storage, LocalStorage):
+        storage.check()
     _check_pickles(program)
     check(Compiled(program))
     foreign = {name: why for name, injector in topology.injectors.items() if (why := injector.source.unplanned()) is not None}
@@ -95,13 +98,15 @@ def start(
             for said in unsuitable(spark):
                 say(f"this Spark session has {said}")
         say(f"reading {', '.join(injector.source.describe() for injector in topology.injectors.values())}; checkpoint {storage.url}")
-        folder = str(storage.root / "spark") if isinstance(storage, LocalStorage) else f"s3a://{storage.url.split('://', 1)[1]}/spark"
+        folder = str(spark_checkpoint or (storage.root / "spark" if isinstance(storage, LocalStorage) else ""))
+        if not folder and foreign:  # nobody else asks for it
+            folder = spark_folder(storage.url, storage_options)
         asked = Starting(
             program=program,
             spark=spark,
             storage=storage,
             log=log,
-            spark_folder=spark_checkpoint or folder,
+            spark_folder=folder,
             storage_options=storage_options,
             trigger=millis,
             drain=drain,
