@@ -5,7 +5,7 @@
 sinks     rows per second of each sink (encoding, checkpoint and commit) beside its plain client, which writes the same rows in one go
 source    rows per second of ms.sources.kafka into Arrow beside a bare consumer into Arrow
 job       the count job from topic to topic: resident by the window operator, beside Spark SQL's window count with Spark's Kafka source and sink
-latency   from produce to consumed, at 1,000 records/s: a running count by a hook, resident, beside Spark passing records on without any state
+latency   from produce to consumed, at 1,000 records/s: a running count by a hook, resident, beside Spark's running count (update mode)
 
 Servers are real: a KRaft broker (scripts/kafka_broker.py), a PostgreSQL of the tests. The last line is one JSON object with ratios, ours to theirs.
 """
@@ -50,7 +50,7 @@ def broker_module() -> Any:
 def topic(address: str, name: str, partitions: int = PARTITIONS) -> str:
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    client = AdminClient({"bootstrap.servers": address})
+    client = AdminClient({"bootstrap.servers": address, "log_level": 2})
     client.create_topics([NewTopic(name, partitions, 1, config={"retention.ms": "-1"})])[name].result(30)
     return name
 
@@ -232,12 +232,11 @@ def ours_job(spark: Any, address: str, name: str, work: Path, per_epoch: int) ->
 def spark_job(spark: Any, address: str, name: str, work: Path, per_epoch: int) -> list[Any]:
     from pyspark.sql import functions as F
 
-    state = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", state)
+    _state_in_rocksdb(spark)
     frame = _kafka_frame(spark, address, name).option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", per_epoch).load()
-    parsed = frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")).select("v.*")
     counts = (
-        parsed.withColumn("ts", F.timestamp_millis("at"))
+        _parsed(frame)
+        .withColumn("ts", F.timestamp_millis("at"))
         .withWatermark("ts", "2 seconds")
         .groupBy("term", F.window("ts", "1 second"))
         .count()
@@ -248,6 +247,17 @@ def spark_job(spark: Any, address: str, name: str, work: Path, per_epoch: int) -
     query = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
     query.awaitTermination()
     return progress_of(query)
+
+
+def _state_in_rocksdb(spark: Any) -> None:
+    state = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", state)
+
+
+def _parsed(frame: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("v")).select("v.*")
 
 
 def _kafka_frame(spark: Any, address: str, name: str) -> Any:
@@ -310,6 +320,9 @@ def consume(address: str, name: str, skip: float, seconds: float) -> list[float]
 
 
 def latency(spark: Any, work: Path, address: str, seconds: float) -> dict[str, float]:
+    from pyspark.sql import functions as F
+
+    _state_in_rocksdb(spark)
     p50 = {}
     for way in ("ours", "spark"):
         name, out = topic(address, f"latency-{way}"), topic(address, f"latency-{way}-out")
@@ -320,8 +333,9 @@ def latency(spark: Any, work: Path, address: str, seconds: float) -> dict[str, f
             handle = p.run(spark, checkpoint=work / "latency", resident=True, quiet=True)
             stop = handle.stop
         else:
-            frame = _kafka_frame(spark, address, name).option("startingOffsets", "earliest").load().select("value")
-            writer = frame.writeStream.format("kafka").option("kafka.bootstrap.servers", address).option("topic", out)
+            counts = _parsed(_kafka_frame(spark, address, name).option("startingOffsets", "earliest").load()).groupBy("term")
+            frame = counts.agg(F.max("at").alias("at"), F.count("*").alias("n")).select(F.to_json(F.struct("at", "n")).alias("value"))
+            writer = frame.writeStream.outputMode("update").format("kafka").option("kafka.bootstrap.servers", address).option("topic", out)
             stop = writer.option("checkpointLocation", str(work / "latency-spark")).start().stop
         producing = threading.Thread(target=produce, args=(address, name, 1_000, seconds + 10), daemon=True)
         producing.start()
