@@ -25,7 +25,7 @@ from millstream.errors import CheckpointError, DefinitionError, RefusedRequest
 from millstream.handle import Handle
 from millstream.operators.pane_rows import PANES, PaneReader, UnmergedParts
 from millstream.operators.panes import PaneWindow
-from millstream.readable import listing, open_windows
+from millstream.readable import listing, open_windows, shard_rows
 from millstream.readable.listing import plain
 from millstream.service.proto import service_pb2 as pb
 from millstream.state.codec import msgpack
@@ -121,6 +121,9 @@ def recorded(name: str, seed: int, storage: Any = None, shards: int = 2, **more:
     return found, given
 
 
+ALL = shard_rows.Asked("windows", "state")
+
+
 def with_program(found: viewkit.Recorded) -> PaneReader:
     made, kind = found.simulation.compiled.make("windows")
     assert isinstance(made, PaneWindow)
@@ -149,6 +152,15 @@ def test_readers_of_a_checkpoint_see_what_the_runner_sees_with_the_program_and_w
             (row,) = listing.looked_up(cut, "windows", [key]).rows
             assert calm({key: row.state}) == {key: wanted[key]} and row.shard == shard_of(key_bytes(key), found.shards)
         assert listing.looked_up(cut, "windows", ["nobody", 7]).rows == []
+        flat = [(shard, row) for shard in range(found.shards) for row in shard_rows.rows(shard_rows.OneShard(cut, shard), ALL)]
+        assert sorted(row[0] for _, row in flat) == sorted(map(shard_rows.text_of, wanted)) and all(row[1] == shard for shard, row in flat)
+        assert {row[0]: len(json.loads(row[2])) for _, row in flat} == {
+            shard_rows.text_of(key): len(panes) for key, panes in wanted.items()
+        }
+        text = shard_rows.text_of(first)
+        one = ALL._replace(keys=[text])
+        shards = shard_rows.shards_of(cut.computation("windows"), one, cut)
+        assert [row[0] for at in shards for row in shard_rows.rows(shard_rows.OneShard(cut, at), one)] == [text]
 
 
 # --- a point lookup

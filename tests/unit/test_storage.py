@@ -1,4 +1,4 @@
-"""One contract for all storages: a folder, real S3 and Azure servers on this host, and the dictionary under every simulation."""
+"""One contract for all storages: a folder, real S3 and Azure servers on this host, a stand-in for Google's, and the dictionary under every simulation."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from unitkit import write_delta
 
 import azureserver
 import millstream as ms
+from gcsserver import GcsServer
 from millstream.errors import DamageError, StorageError
 from millstream.state import storage as storage_module
 from millstream.state.compaction import adopt, compact
@@ -43,13 +44,20 @@ def azure() -> Iterator[Any]:
     found.stop()
 
 
-@pytest.fixture(params=["local", "s3", "memory", pytest.param("azure", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module")
+def google() -> Iterator[GcsServer]:
+    found = GcsServer()
+    yield found
+    found.stop()
+
+
+@pytest.fixture(params=["local", "s3", "memory", "gs", pytest.param("azure", marks=pytest.mark.slow)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "memory":
         return MemoryStorage()
     if request.param == "local":
         return LocalStorage(tmp_path / "root")
-    server = request.getfixturevalue({"s3": "server", "azure": "azure"}[request.param])
+    server = request.getfixturevalue({"s3": "server", "azure": "azure", "gs": "google"}[request.param])
     return open_storage(server.url(), server.options)
 
 

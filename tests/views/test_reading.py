@@ -19,9 +19,11 @@ from viewmodel import Model, pipeline_of
 import millstream as ms
 from effort import some
 from millstream.cli import main
-from millstream.readable import relations
+from millstream.readable import relations, shard_rows
 from millstream.readable.columns import column, is_mixed
+from millstream.readable.listing import plain
 from millstream.state.manifest_log import ManifestLog
+from millstream.state.reader import CommittedState
 
 
 def people(version: int = 1, by: Any = "name") -> ms.Pipeline:
@@ -56,6 +58,18 @@ def read(recorded: Recorded, name: str, epoch: int | None = None, **how: Any) ->
     return relations.at(recorded.log, epoch, lambda cut: list(relations.shown(cut, name, **how)))
 
 
+def flat(recorded: Recorded, name: str, keys: list[str] | None = None) -> list[tuple[str, str]]:
+    """Keys and values as other programs get them, shard by shard, of the shards that they are told to look at."""
+    asked = shard_rows.Asked(name, "view", keys)
+    with CommittedState(recorded.log).newest() as cut:
+        shards = shard_rows.shards_of(cut.computation(name), asked, cut)
+        return sorted((row[0], row[2]) for shard in shards for row in shard_rows.rows(shard_rows.OneShard(cut, shard), asked))
+
+
+def told(view: dict[Any, Any]) -> list[tuple[str, str]]:
+    return sorted((shard_rows.text_of(key), json.dumps(plain(value), ensure_ascii=False)) for key, value in view.items())
+
+
 # --- against what the local engine shows
 
 
@@ -71,6 +85,10 @@ def test_what_is_read_is_what_the_local_engine_shows(seed: int, inline: int) -> 
     views = ["users", "names", "sums", "tags", "sizes", "least", "all", "some", "pairs", "inner", "friends"]
     for name in views:
         assert relations.by_key(read(recorded, name)) == recorded.runner.view(name), name
+        assert flat(recorded, name) == told(recorded.runner.view(name)), name
+        for key in list(recorded.runner.view(name))[:3]:
+            same = {other: row for other, row in recorded.runner.view(name).items() if shard_rows.text_of(other) == shard_rows.text_of(key)}
+            assert flat(recorded, name, [shard_rows.text_of(key)]) == told(same), (name, key)
     for group in recorded.runner.view("names"):
         found = relations.at(recorded.log, None, lambda cut, group=group: relations.given(cut, "names", group))  # type: ignore[misc]
         assert found == recorded.runner.contributions("names", group) and len(found) == recorded.runner.view("names", group)
