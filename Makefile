@@ -4,23 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
+DOCS_STAMP := $(VENV)/.installed-docs
 ARGS ?=
 
 # Bytecode is kept with the virtual environment, whatever the shell says about it: else each of the processes that tests start would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
-export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
-.PHONY: setup demo demo-views demo-service test quick check bench bench-quick soak matrix kafka java clean
+.PHONY: setup demo demo-views demo-service test quick check bench bench-quick soak matrix kafka lock docs java clean
 
 setup: java $(STAMP)
 	@echo "ready: . $(VENV)/bin/activate for the millstream command, or make demo"
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	@sh scripts/install.sh $(PYTHON) $(VENV) dev "installing everything, also for tests and benchmarks, into $(VENV), about two minutes ..."
-	@touch $(DEMO_STAMP) $(STAMP)
+	@touch $(DEMO_STAMP) $(DOCS_STAMP) $(STAMP)
 
 # What the demo needs is less than make setup installs. Where that is done, nothing is installed.
-$(DEMO_STAMP): pyproject.toml
+$(DEMO_STAMP): pyproject.toml constraints.txt
 	@sh scripts/install.sh $(PYTHON) $(VENV) demo "installing pyspark and the rest into $(VENV), about a minute ..."
 	@touch $(DEMO_STAMP)
 
@@ -58,6 +59,21 @@ soak: setup
 matrix: $(STAMP)
 	$(BIN)/python scripts/matrix.py $(ARGS)
 
+# the pages as a site, in site/html, with a page of the API
+docs: $(DOCS_STAMP)
+	$(BIN)/python scripts/docs_site.py
+
+$(DOCS_STAMP): pyproject.toml constraints.txt
+	@sh scripts/install.sh $(PYTHON) $(VENV) docs "installing what makes the site into $(VENV) ..."
+	@touch $(DOCS_STAMP)
+
+# the newest version of every package, into .venv and constraints.txt, which make setup takes them from: with Python 3.11, and make test before it is committed
+lock:
+	@sh scripts/install.sh $(PYTHON) $(VENV) dev "installing the newest of everything into $(VENV), about two minutes ..." --newest
+	@{ sed '/^[^#]/d' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | grep -v ' @ '; } > $(VENV)/constraints.txt
+	@mv $(VENV)/constraints.txt constraints.txt
+	@touch $(DEMO_STAMP) $(DOCS_STAMP) $(STAMP)
+
 # the jars of a Kafka broker for tests and demos, from Maven Central, into the cache folder
 kafka: java
 	$(PYTHON) scripts/kafka_broker.py fetch
@@ -69,4 +85,4 @@ bench-quick: setup
 	$(BIN)/python -m benchmarks.throughput --quick
 
 clean:
-	rm -rf $(VENV) .matrix demo-output demo-views-output demo-service-output .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .matrix demo-output demo-views-output demo-service-output site .mypy_cache .ruff_cache .pytest_cache

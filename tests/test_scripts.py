@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PATIENTLY = ROOT / "scripts" / "patiently.py"
@@ -51,7 +55,21 @@ class TestMake:
 
     def test_setup_is_enough_for_the_demo(self, tmp_path: Path) -> None:
         touched = [line for line in planned("setup", tmp_path).splitlines() if line.startswith("touch")]
-        assert touched == [f"touch {tmp_path}/.installed-demo {tmp_path}/.installed"]
+        assert touched == [f"touch {tmp_path}/.installed-demo {tmp_path}/.installed-docs {tmp_path}/.installed"]
+
+    def test_what_is_installed_has_the_versions_of_the_lock_file(self, tmp_path: Path) -> None:
+        lines = (ROOT / "constraints.txt").read_text().splitlines()
+        assert not [line for line in lines[1:] if not re.fullmatch(r"[\w.-]+==[\w.!+-]+", line)], "no paths, and no addresses"
+        locked = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines[1:]}
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        wanted = [Requirement(line) for some in [project["dependencies"], *project["optional-dependencies"].values()] for line in some]
+        names = {canonicalize_name(one.name) for one in wanted} - {"millstream"}
+        assert len(names) > 20 and names <= locked.keys()
+        assert [
+            str(one) for one in wanted if one.name != "millstream" and not one.specifier.contains(locked[canonicalize_name(one.name)])
+        ] == []
+        assert (ROOT / "scripts" / "install.sh").read_text().count("-c $here/../constraints.txt") == 1
+        assert "--newest" in planned("lock", tmp_path) and "--newest" not in planned("setup", tmp_path / "other")
 
 
 class TestPatiently:
