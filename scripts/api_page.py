@@ -61,9 +61,10 @@ def entry(title: str, what: Any) -> Iterator[str]:
     yield f"### {title} {{#{title}}}\n"
     if what not in UNMADE and not (isinstance(what, type) and issubclass(what, Exception)):
         yield f"```python\n{title}{signature(what)}\n```\n"
-    yield said(inspect.getdoc(what) or "")
     if not isinstance(what, type):
+        yield said(inspect.getdoc(what) or "")
         return
+    yield said(inspect.cleandoc(vars(what).get("__doc__") or ""))  # its own, and no base's
     for name, member in vars(what).items():
         inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
         if name.startswith("_") or name in HIDDEN.get(what, ()) or not getattr(inner, "__doc__", None) or not inspect.isfunction(inner):
