@@ -43,6 +43,25 @@ def test_kafka_to_kafka(broker: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+def test_a_new_project_of_topics(broker: Any, tmp_path: Path) -> None:
+    def millstream(here: Path, *words: str) -> None:
+        environment = {**os.environ, "KAFKA": broker.address}
+        ran = subprocess.run(
+            [sys.executable, "-m", "millstream.cli", *words], cwd=here, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+    millstream(tmp_path, "new", "shop", "--kafka")
+    for topic in ("clicks", "counts"):
+        kafkakit.create(broker.address, topic)
+    clicks = [("tea", 1_000), ("tea", 59_999), ("rum", 2_000), ("tea", 60_000)]
+    kafkakit.send(broker.address, "clicks", [json.dumps({"page": page, "at": at}).encode() for page, at in clicks])
+    millstream(tmp_path / "shop", "run", "pipeline.py", "--resident", "--available-now")
+    told = [json.loads(message.value()) for message in kafkakit.read(broker.address, "counts")]
+    assert sorted((one["page"], one["start"], one["clicks"]) for one in told) == [("rum", 0, 1), ("tea", 0, 2), ("tea", 60_000, 1)]
+
+
+@pytest.mark.spark
 def test_postgres_to_a_view_in_postgres(postgres: str, tmp_path: Path) -> None:
     psycopg = pytest.importorskip("psycopg")
     with psycopg.connect(postgres, autocommit=True) as session:
