@@ -10,6 +10,7 @@ from waiting import until
 
 import millstream as ms
 from millstream.connector.source.push import PushClient
+from millstream.engine.spark.versions import HAS_READ_LIMITS
 from millstream.errors import CheckpointError, DefinitionError
 from millstream.sources import PushedSource
 from millstream.sources.pushed import PushedStats
@@ -44,6 +45,7 @@ class Reader:
 
 
 @pytest.mark.spark
+@pytest.mark.skipif(not HAS_READ_LIMITS, reason="Spark reads an intake from 4.2 on")
 def test_every_message_is_seen_once_across_a_stop_a_failed_epoch_and_a_new_driver(spark: Any, tmp_path: Path) -> None:
     source = ms.sources.connector(dir=tmp_path / "intake", listen="127.0.0.1:0", max_per_epoch=400, streams=["s"])
     reader = Reader(spark, source, tmp_path / "checkpoint")
