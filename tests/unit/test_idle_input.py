@@ -33,9 +33,9 @@ def test_a_window_closes_by_the_wall_clock_after_the_silence_and_not_before() ->
     runner = runner_of(a=bounded("5s", onward="30s"))
     runner.push("a", {"k": "x", "at": 500})
     runner.run()
-    runner.advance_clock(1_000_000 + 30_000 + 5_499)  # 500 - 5 s + 5,499 = 999
+    runner.advance_clock(1_000_000 + 30_000 + 5_999)  # 500 - 5 s + 5 whole seconds = 500
     assert runner.output("out") == []
-    runner.advance_clock(1_000_000 + 30_000 + 5_500)
+    runner.advance_clock(1_000_000 + 30_000 + 6_000)
     assert runner.output("out") == [("x", 1, 1000)]
 
 
@@ -93,8 +93,8 @@ def test_a_silent_sub_source_goes_on_by_itself() -> None:
     policy = sub_sources("host", ["a", "b"], bounded("0ms", onward="10s"))
     after = policy.advance(Progress(), Seen(2, 900, subs={"a": (500, None), "b": (900, None)}), now=1_000)
     assert after.watermark == 500
-    after = policy.advance(after, Seen(1, 2_000, subs={"b": (2_000, None)}), now=11_300)
-    assert after.watermark == 800 and "'a'" in after.holder
+    after = policy.advance(after, Seen(1, 2_000, subs={"b": (2_000, None)}), now=12_300)
+    assert after.watermark == 1_500 and "'a'" in after.holder
 
 
 @pytest.mark.parametrize(
@@ -147,3 +147,14 @@ def test_progress_that_was_kept_before_it_said_where_time_stood_goes_on() -> Non
     policy = bounded("0ms", onward="10s")
     old = Progress(newest=500, watermark=500, used=500, records=1, heard=1_000, since=1_000)
     assert policy.advance(old, Seen(), now=12_000).watermark == 1_500
+
+
+def test_time_that_goes_on_by_the_clock_goes_in_seconds_so_that_idle_epochs_do_not_make_each_other() -> None:
+    """Each step is used by the next epoch, at whose end the clock is further."""
+    policy = bounded("1s", onward="5s")
+    progress = policy.advance(Progress(), Seen(1, 10_000), 0)
+    reached = []
+    for now in range(5_000, 8_000, 10):  # what an idle run would do
+        progress = policy.advance(progress, Seen(), now)
+        reached.append(progress.watermark)
+    assert sorted(set(reached)) == [9_000, 10_000, 11_000]

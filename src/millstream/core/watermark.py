@@ -15,7 +15,8 @@ Rules (MillWheel §4.5, §5.2)
    last heard, plus the silence beyond `onward`. (Where it stood, not what its newest record implies: one that says nothing new after a silence would
    else stop time for as long as that silence was.) That is a guess about records that never came: what comes later is late. Time in which
    no run was there to listen is no silence (`later`), nor is a backlog, which brings records in every epoch. One of which nothing was ever heard
-   stays where it is: it has no time to go on from.
+   stays where it is: it has no time to go on from. It goes on in steps of a second: an epoch's watermark is used by the next
+   epoch, so if it moved with every millisecond, each idle epoch would make another one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ __all__ = ["Policy", "bounded", "declared", "files", "partitions", "percentile",
 _PER_OCTAVE = 4  # buckets of lag per doubling
 _DECAY = 0.95  # per epoch with records
 _ENOUGH = 200  # records, before an estimate counts
+_STEP = 1000  # milliseconds
 
 
 #: What a source declares: how far event time is; or, for `Partitions`, which of them are not read to their end.
@@ -121,7 +123,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Rule 7: a watermark and its holder, after a silence."""
         if self.onward is None or silence < self.onward or value == BEGINNING:
             return value, holder
-        return value + silence - self.onward, f"the wall clock, after a silence of {silence} ms"
+        return value + (silence - self.onward) // _STEP * _STEP, f"the wall clock, after a silence of {silence} ms"
 
     def advance(self, before: Progress, seen: Seen, now: int, said: Said | None = None) -> Progress:
         """What is known after an epoch at wall clock `now`."""
