@@ -15,9 +15,10 @@ from millstream.core.computation import Computation, Forward
 from millstream.core.dedup import Dedup
 from millstream.core.expiry import expiry
 from millstream.core.outcome import DROP, HOOK
+from millstream.core.record import V
 from millstream.core.statekind import Codec
 from millstream.core.time import Duration, duration
-from millstream.core.topology import DEAD_LETTER, FAIL, ComputationSpec, Emission, Injector, Input, Topology, as_key
+from millstream.core.topology import DEAD_LETTER, FAIL, ComputationSpec, Emission, Injector, Input, Topology, as_key, check_on_error
 from millstream.core.typed import is_class_of_values
 from millstream.core.watermark import Bounded, Partitions, Policy, bounded
 from millstream.engine.program import Program
@@ -73,10 +74,10 @@ class Pipeline:
         *,
         timestamp: Any = None,
         id: Any = None,
-        value: str | type | None = None,
+        value: str | type[V] | None = None,
         watermark: Policy | None = None,
         dedup: Duration | Dedup | None = "10m",
-    ) -> Stream:
+    ) -> Stream[V]:
         """Brings records in from a source: one of `ms.sources`, any streaming DataFrame, or a function that makes one of the Spark session.
 
         timestamp: a column (milliseconds as long, or a Spark timestamp), SQL text or a Column; without it, records get the time at which their
@@ -152,8 +153,7 @@ class Pipeline:
         outputs = (name,) if produces is None else (produces,) if isinstance(produces, str) else tuple(produces)
         for output in (*outputs, *[i.late for i in given if i.late not in (DROP, HOOK)]):
             _checked(output, "stream")
-        if on_error not in (FAIL, DEAD_LETTER):
-            raise DefinitionError(f"computation {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
+        check_on_error(f"computation {name!r}", on_error)
         spec = ComputationSpec(
             name=name,
             factory=computation,
@@ -186,8 +186,7 @@ class Pipeline:
         self._check_free(name, "operator")
         given = self._inputs(name, [Stream(stream, self) for stream in inputs], dict(inputs), late)
         on_error = options.pop("on_error", FAIL)
-        if on_error not in (FAIL, DEAD_LETTER):
-            raise DefinitionError(f"operator {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
+        check_on_error(f"operator {name!r}", on_error)
         letters = dead_letters(name) if on_error == DEAD_LETTER else None
         stream = options.pop("stream", name)
         self._computations.append(ComputationSpec(name, factory, given, (stream,), dead_letters=letters, **options))
@@ -321,8 +320,7 @@ class Pipeline:
             version, deleted, columns = only.version, only.deleted, only.documents() if columns is None else columns
         if deleted is not None and change is not None:
             raise DefinitionError(f"table {name!r}: give deleted= or change=, not both: a form of change says itself what is a deletion")
-        if on_error not in (FAIL, DEAD_LETTER):
-            raise DefinitionError(f"table {name!r}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
+        check_on_error(f"table {name!r}", on_error)
         feed = change or cdc.upserts(deleted=deleted)
         if not isinstance(feed, Feed):
             raise DefinitionError(f"table {name!r}: change={change!r}: use one of ms.changes, such as ms.changes.debezium()")

@@ -13,11 +13,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import msgspec
 
 from millstream.core.time import LOW_WATERMARK
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    V = TypeVar("V", default=Any)  # the type of a value; nobody has to say it
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
 
 _UNREAD: Any = object()
 
@@ -84,7 +93,7 @@ class CopyingBatch(ListBatch):
         return copy.deepcopy(self.values[index])
 
 
-class Record(msgspec.Struct, gc=False, eq=False):
+class Record(msgspec.Struct, Generic[V], gc=False, eq=False):
     """One record: key, value, timestamp, id, and the stream that brought it."""
 
     key: Any
@@ -94,14 +103,14 @@ class Record(msgspec.Struct, gc=False, eq=False):
     _value: Any = _UNREAD
 
     @property
-    def value(self) -> Any:
+    def value(self) -> V:
         """The record's value: the row as a dict, one column of it, or what a computation produced."""
         value = self._value
         if value is _UNREAD:
             value = self._value = self._batch.value(self._index)
-        return value
+        return value  # type: ignore[no-any-return]
 
-    def anew(self) -> Record:
+    def anew(self) -> Record[V]:
         """A copy of the record, with a value that no hook has changed."""
         return Record(self.key, self.timestamp, self._batch.anew(), self._index)
 

@@ -54,6 +54,11 @@ FAIL = "fail"  # a hook that raises fails the epoch
 DEAD_LETTER = "dead_letter"  # its record goes to a stream
 
 
+def check_on_error(what: str, on_error: str) -> None:
+    if on_error not in (FAIL, DEAD_LETTER):
+        raise DefinitionError(f"{what}: on_error={on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
+
+
 class Injector(msgspec.Struct, frozen=True):
     name: str
     source: Any

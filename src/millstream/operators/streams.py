@@ -9,14 +9,15 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 from msgspec.structs import replace
 
 from millstream.core.links import FILTER, FLAT_MAP, MAP, Link
 from millstream.core.outcome import DROP
+from millstream.core.record import Record, V
 from millstream.core.time import Duration, duration
 from millstream.core.topology import FAIL, INTERVAL_JOIN, PRODUCTIONS, WINDOW, ComputationSpec, Input, is_expression
 from millstream.errors import DefinitionError
@@ -27,6 +28,8 @@ from millstream.operators.window_spec import WindowSpec, shape_of
 from millstream.operators.windows import Same, Session, WindowKind
 from millstream.reducers.base import Reducer, spelled
 from millstream.reducers.composite import Several, as_reducer
+
+W = TypeVar("W")
 
 
 class Graph(Protocol):
@@ -56,8 +59,8 @@ class Via(NamedTuple):
     slow_after: int | None
 
 
-class Stream:
-    """A flow of records."""
+class Stream(Generic[V]):
+    """A flow of records, whose values have a type if somebody has said it: `inject(value=Click)`, or what `map` is given returns it."""
 
     def __init__(self, name: str, pipeline: Any, branches: tuple[Branch, ...] | None = None) -> None:
         self.pipeline = pipeline
@@ -76,34 +79,43 @@ class Stream:
         """This stream over an edge of a kind of its own, for one consumer: `compute(C, counts.via(ms.STRONG))`."""
         return Via(self, production_kind(production, f"stream {self.name!r}"), None if slow_after is None else duration(slow_after))
 
+    @overload
+    def map(self, f: Callable[[Record[V]], W]) -> Stream[W]: ...
+    @overload
+    def map(self, f: str | Expression | Mapping[str, Any]) -> Stream: ...
     def map(self, f: Any) -> Stream:
         """Every record with another value: what f gives of the record; an SQL text; or a dict of SQL texts by name, which gives a dict."""
         return self._and(MAP, as_function(f, "map", takes_dict=True))
 
-    def filter(self, f: Any) -> Stream:
+    def filter(self, f: Callable[[Record[V]], Any] | str | Expression) -> Stream[V]:
         """Only the records for which f is true: a function of the record, SQL text such as "price > 3", or `ms.col("price") > 3`."""
         return self._and(FILTER, as_function(f, "filter"))
 
-    def flat_map(self, f: Callable[[Any], Any]) -> Stream:
+    def flat_map(self, f: Callable[[Record[V]], Iterable[W]]) -> Stream[W]:
         """Every record as several values, or none: what f gives of it, one after the other."""
         return self._and(FLAT_MAP, as_function(f, "flat_map"))
 
     def _and(self, kind: str, f: Any) -> Stream:
         return Stream("", self.pipeline, tuple(Branch(one.stream, (*one.links, (kind, f))) for one in self._branches))
 
-    def branch(self, f: Any) -> tuple[Stream, Stream]:
+    def branch(self, f: Callable[[Record[V]], Any] | str | Expression) -> tuple[Stream[V], Stream[V]]:
         """Two streams: the records for which f is true, and the others."""
         test = as_function(f, "branch")
         return self.filter(test), self.filter(Not(test))
 
-    def merge(self, *others: Stream) -> Stream:
+    def merge(self, *others: Stream[W]) -> Stream[V | W]:
         """The records of this stream and of others."""
         wrong = [one for one in others if not isinstance(one, Stream)]
         if wrong:
             raise DefinitionError(f"merge({wrong[0]!r}): give streams; behind by(...), merge what has a key with what has a key")
-        return Stream("", self.pipeline, tuple(branch for one in (self, *others) for branch in one._branches))
+        streams: tuple[Stream, ...] = (self, *others)
+        return Stream("", self.pipeline, tuple(branch for one in streams for branch in one._branches))
 
-    def by(self, *key: Any) -> Keyed:
+    @overload
+    def by(self, f: Callable[[Record[V]], Any], /) -> Keyed[V]: ...
+    @overload
+    def by(self, *key: str | Expression) -> Keyed[V]: ...
+    def by(self, *key: Any) -> Keyed[V]:
         """This stream with a key: a field, several (the key is a tuple), SQL text, one function of the record, or nothing: one group for all."""
         is_function = len(key) == 1 and callable(key[0]) and not isinstance(key[0], Expression)
         for one in () if is_function else key:
@@ -152,34 +164,38 @@ class KeyedBranch(NamedTuple):
     links: tuple[Link, ...] = ()
 
 
-class Keyed:
+class Keyed(Generic[V]):
     """A stream with its key."""
 
     def __init__(self, pipeline: Any, branches: tuple[KeyedBranch, ...], fields: tuple[str, ...] | None) -> None:
         self.pipeline, self._branches, self._fields = pipeline, branches, fields
 
+    @overload
+    def map(self, f: Callable[[Record[V]], W]) -> Keyed[W]: ...
+    @overload
+    def map(self, f: str | Expression | Mapping[str, Any]) -> Keyed: ...
     def map(self, f: Any) -> Keyed:
         """Every record with another value, as `Stream.map`. It keeps its key."""
         return self._and(MAP, as_function(f, "map", takes_dict=True))
 
-    def filter(self, f: Any) -> Keyed:
+    def filter(self, f: Callable[[Record[V]], Any] | str | Expression) -> Keyed[V]:
         """Only the records for which f is true, as `Stream.filter`."""
         return self._and(FILTER, as_function(f, "filter"))
 
-    def flat_map(self, f: Callable[[Any], Any]) -> Keyed:
+    def flat_map(self, f: Callable[[Record[V]], Iterable[W]]) -> Keyed[W]:
         """Every record as several values, or none, as `Stream.flat_map`. They keep its key."""
         return self._and(FLAT_MAP, as_function(f, "flat_map"))
 
     def _and(self, kind: str, f: Any) -> Keyed:
         return Keyed(self.pipeline, tuple(one._replace(links=(*one.links, (kind, f))) for one in self._branches), self._fields)
 
-    def merge(self, *others: Keyed) -> Keyed:
+    def merge(self, *others: Keyed[W]) -> Keyed[V | W]:
         """The records of several streams, each with its own key. The fields of results are named as this one's key."""
         wrong = [one for one in others if not isinstance(one, Keyed)]
         if wrong:
             raise DefinitionError(f"merge({wrong[0]!r}): behind by(...), merge streams that have a key: other.by(...)")
-        branches = tuple(branch for one in (self, *others) for branch in one._branches)
-        return Keyed(self.pipeline, branches, self._fields)
+        streams: tuple[Keyed, ...] = (self, *others)
+        return Keyed(self.pipeline, tuple(branch for one in streams for branch in one._branches), self._fields)
 
     def window(self, kind: WindowKind, *, late: str = DROP, lateness: Duration = 0, early: Duration | None = None) -> Windowed:
         """The records of a key in windows. late: what becomes of records all of whose windows are over: `ms.DROP` (they are counted), or the name of a
@@ -285,21 +301,23 @@ class Keyed:
             raise DefinitionError(f"{what}: map and flat_map stand before by(...) here, because the key is worked out behind them")
         return KeyedBranch(self.pipeline._chained(tuple(Branch(one.stream, one.links) for one in self._branches)), key)
 
-    def deduplicate(self, *, within: Duration, late: str = DROP, name: str, on_error: str = FAIL) -> Any:
+    def deduplicate(self, *, within: Duration, late: str = DROP, name: str, on_error: str = FAIL) -> Stream[V]:
         """The first record of every key, and then none less than `within` away from it in event time."""
         from millstream.operators.first import Deduplicate
 
         one = self._single(f"deduplicate {name!r}")
         about = {"deduplicate": f"within={within!r}"}
         make = partial(Deduplicate, duration(within))
-        return self.pipeline._operate(name, make, {one.stream: one.key}, late, on_error=on_error, about=about)
+        first: Stream[V] = self.pipeline._operate(name, make, {one.stream: one.key}, late, on_error=on_error, about=about)
+        return first
 
-    def in_order(self, *, late: str = DROP, name: str, on_error: str = FAIL) -> Any:
+    def in_order(self, *, late: str = DROP, name: str, on_error: str = FAIL) -> Stream[V]:
         """The records of every key in order of (timestamp, id), each when the low watermark has passed it."""
         from millstream.operators.in_order import InOrder
 
         one = self._single(f"in_order {name!r}")
-        return self.pipeline._operate(name, InOrder, {one.stream: one.key}, late, on_error=on_error, about={"in_order": ""})
+        ordered: Stream[V] = self.pipeline._operate(name, InOrder, {one.stream: one.key}, late, on_error=on_error, about={"in_order": ""})
+        return ordered
 
 
 class Windowed:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from millstream.core.links import FILTER, FLAT_MAP, MAP, Link
-from millstream.core.topology import DEAD_LETTER, FAIL, STRONG, WEAK, Input, check_columns
+from millstream.core.topology import FAIL, STRONG, WEAK, Input, check_columns, check_on_error
 from millstream.errors import DefinitionError
 from millstream.reducers.base import Reducer
 from millstream.reducers.composite import as_reducer
@@ -260,8 +260,7 @@ class View(Relation):
             raise DefinitionError(
                 f"view {name!r}: {reducer!r} goes by the version of documents, and {source!r} has none: say by=, or give the table a version="
             )
-        if options.on_error not in (FAIL, DEAD_LETTER):
-            raise DefinitionError(f"view {name!r}: on_error={options.on_error!r}: use ms.FAIL or ms.DEAD_LETTER")
+        check_on_error(f"view {name!r}", options.on_error)
         if options.production not in (WEAK, STRONG):
             raise DefinitionError(f"view {name!r}: production={options.production!r}: use ms.WEAK or ms.STRONG")
         self.of, self.senders = of, (source,)
