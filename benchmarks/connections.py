@@ -13,7 +13,6 @@ Servers are real: a KRaft broker (scripts/kafka_broker.py), a PostgreSQL of the 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -36,15 +35,6 @@ from millstream.sinks.base import SinkRow
 
 SCHEMA = "term string, at long, id string"
 PARTITIONS = 4
-
-
-def broker_module() -> Any:
-    path = Path(__file__).parent.parent / "scripts" / "kafka_broker.py"
-    spec = importlib.util.spec_from_file_location("kafka_broker", path)
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 def topic(address: str, name: str, partitions: int = PARTITIONS) -> str:
@@ -357,7 +347,9 @@ def main() -> dict[str, float]:
     )
     options = parser.parse_args()
     parts, result, spark = options.only.split(","), dict[str, float](), None
-    kafka = broker_module()
+    sys.path.append(str(Path(__file__).parent.parent / "scripts"))
+    import kafka_broker as kafka
+
     if {"job", "latency"} & set(parts):
         import pyspark
 

@@ -10,8 +10,6 @@ import base64
 import email.utils
 import hashlib
 import hmac
-import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,39 +19,29 @@ import time
 import urllib.request
 from pathlib import Path
 
+from fetched import fetched, missing, run
+
 VERSION = "3.35.0"
 ACCOUNT = "devstoreaccount1"  # the emulator's, and its published key
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
-def cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream" / f"azurite-{VERSION}"
-
-
 def why_not() -> str | None:
     """Why there can be no Azurite here; None if there can."""
-    if missing := [tool for tool in ("node", "npm") if shutil.which(tool) is None]:
-        return f"no Azurite: there is no {missing[0]}"
-    return None
+    tool = missing("node", "npm")
+    return None if tool is None else f"no Azurite: there is no {tool}"
 
 
 def fetch() -> Path:
     """The program. Raises RuntimeError where it cannot be had."""
-    folder = cache()
-    if not (folder / "complete").exists():
+
+    def fill(folder: Path) -> None:
         if (why := why_not()) is not None:
             raise RuntimeError(why)
-        work = folder.with_name(f"{folder.name}.{os.getpid()}")
-        work.mkdir(parents=True, exist_ok=True)
-        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(work), f"azurite@{VERSION}"]
-        ran = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        if ran.returncode:
-            shutil.rmtree(work, ignore_errors=True)
-            raise RuntimeError(f"no Azurite: npm did not fetch it: {(ran.stdout + ran.stderr).strip()[-500:]}")
-        (work / "complete").touch()
-        shutil.rmtree(folder, ignore_errors=True)
-        work.rename(folder)
-    return folder / "node_modules" / ".bin" / "azurite-blob"
+        install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), f"azurite@{VERSION}"]
+        run(install, folder, "no Azurite: npm did not fetch it")
+
+    return fetched(f"azurite-{VERSION}", fill) / "node_modules" / ".bin" / "azurite-blob"
 
 
 class Azurite:

@@ -6,14 +6,14 @@ python scripts/kafka_broker.py start FOLDER [PORT]   runs until it is interrupte
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from fetched import fetched, missing, run
 
 VERSION = "4.1.1"
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>millstream</groupId><artifactId>broker</artifactId>
@@ -39,35 +39,23 @@ log.retention.check.interval.ms=1000
 """
 
 
-def cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millstream"
-
-
 def why_not() -> str | None:
     """Why there can be no broker here; None if there can."""
-    if missing := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
-        return f"no Kafka broker: there is no {missing[0]}"
-    return None
+    tool = missing("java", "mvn")
+    return None if tool is None else f"no Kafka broker: there is no {tool}"
 
 
 def fetch(group: str = "org.apache.kafka", artifact: str = "kafka_2.13", version: str = VERSION, name: str = f"kafka-{VERSION}") -> Path:
     """The folder of an artifact's jars, those of the broker by default. Raises RuntimeError where they cannot be had."""
-    folder = cache() / name
-    if not (folder / "complete").exists():
+
+    def fill(folder: Path) -> None:
         if (why := why_not()) is not None:
             raise RuntimeError(why)
-        work = folder.with_name(f"{folder.name}.{os.getpid()}")
-        work.mkdir(parents=True, exist_ok=True)
-        (work / "pom.xml").write_text(_POM.format(group, artifact, version))
+        (folder / "pom.xml").write_text(_POM.format(group, artifact, version))
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib", "-DincludeScope=runtime"]
-        ran = subprocess.run(command, cwd=work, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        if ran.returncode:
-            shutil.rmtree(work, ignore_errors=True)
-            raise RuntimeError(f"Maven did not fetch {artifact}: {(ran.stdout + ran.stderr).strip()[-500:]}")
-        (work / "complete").touch()
-        shutil.rmtree(folder, ignore_errors=True)
-        work.rename(folder)
-    return folder / "lib"
+        run(command, folder, f"Maven did not fetch {artifact}")
+
+    return fetched(name, fill) / "lib"
 
 
 class Broker:

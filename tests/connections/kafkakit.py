@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import kafka_broker
 import pytest
-
-HERE = Path(__file__).resolve()
-
-
-def broker_module() -> Any:
-    """scripts/kafka_broker.py."""
-    spec = importlib.util.spec_from_file_location("kafka_broker", HERE.parents[2] / "scripts" / "kafka_broker.py")
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules["kafka_broker"] = found
-    spec.loader.exec_module(found)
-    return found
 
 
 def start(folder: Path) -> Any:
     """A broker, or a skipped test that says why there is none."""
     pytest.importorskip("confluent_kafka")
-    module = broker_module()
     try:
-        module.fetch()
+        kafka_broker.fetch()
     except RuntimeError as error:
         pytest.skip(str(error))
-    return module.Broker(folder).start()
+    return kafka_broker.Broker(folder).start()
 
 
 def admin(address: str) -> Any:

@@ -60,7 +60,7 @@ class Lake:
 
     def numbers(self) -> list[int]:
         table = self._open()
-        rows = table.to_pyarrow_table() if self.kind == "delta" else table.scan().to_arrow()
+        rows = table.to_pyarrow_dataset().to_table(use_threads=False) if self.kind == "delta" else table.scan().to_arrow()
         return sorted(rows.column("n").to_pylist())
 
     def commits(self) -> int:

@@ -115,6 +115,8 @@ def test_half_frames_and_sudden_ends_leave_nothing_behind(sink: SinkProcess, bys
             peer.send(wire[:cut])
             if cut % 2:
                 peer.reset()
+    with WorkerClient.connect(sink.address, "later"):  # one that is taken up behind all of them
+        pass
     until(lambda: process.num_threads() <= threads and process.num_fds() <= descriptors)
     with WorkerClient.connect(sink.address, "hostile") as worker:
         assert worker.offset == 0 and worker.uncommitted == ()
