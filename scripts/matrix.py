@@ -89,10 +89,10 @@ def write(rows: dict[str, str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("versions", nargs="*", default=list(PYTHONS), choices=list(PYTHONS))
+    parser.add_argument("versions", nargs="*", choices=list(PYTHONS))
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
-    rows = {spark: row(spark) for spark in asked.versions}
+    rows = {spark: row(spark) for spark in asked.versions or PYTHONS}
     if asked.write:
         write(rows)
     failed = [spark for spark, told in rows.items() if re.search("failed|error|exit", told)]
