@@ -89,9 +89,11 @@ def write(rows: dict[str, str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("versions", nargs="*", choices=list(PYTHONS))
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(PYTHONS)}; all of them by default")
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
+    if unknown := set(asked.versions) - set(PYTHONS):
+        parser.error(f"no such version: {', '.join(unknown)}")
     rows = {spark: row(spark) for spark in asked.versions or PYTHONS}
     if asked.write:
         write(rows)
