@@ -18,6 +18,8 @@ from sparkkit import BASE, Echo, good, run, write
 import millstream as ms
 import support
 from computations import Sum
+from millstream.state.manifest_log import ManifestLog
+from millstream.state.storage import open_storage
 
 pytestmark = pytest.mark.spark
 
@@ -184,9 +186,12 @@ def test_damaged_deltas_and_manifests_are_named(spark: Any, tmp_path: Path, monk
     write(tmp_path / "in", "a.json", good())
     run(counting(tmp_path, Sum), spark, tmp_path, drain=False)
     write(tmp_path / "in", "b.json", good(100))
-    unit = next(path for path in (tmp_path / "checkpoint" / "units").iterdir() if "-rows-" not in path.name)
-    whole = unit.read_bytes()
-    unit.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
+    latest = ManifestLog(open_storage(str(tmp_path / "checkpoint"))).latest()
+    assert latest is not None
+    (delta,) = [segment for shard in latest.computations["Sum"].shards for segment in shard.segments]
+    unit = tmp_path / "checkpoint" / delta.name
+    whole, middle = unit.read_bytes(), delta.offset + delta.length // 2
+    unit.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
     monkeypatch.setenv("MILLSTREAM_STATE_CACHE", str(tmp_path / "state caches-2"))  # a new host: it has to read the log
     with pytest.raises(ms.errors.DamageError, match=unit.name):
         run(counting(tmp_path, Sum), spark, tmp_path, drain=False)
