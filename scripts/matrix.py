@@ -1,4 +1,4 @@
-"""python scripts/matrix.py [--write] [VERSION ...]: the tests that a version of Spark can break, on each version of Spark.
+"""python scripts/matrix.py [--write] [--only GROUP] [VERSION ...]: the tests that a version of Spark can break, on each version of Spark.
 
 Each version has a virtual environment of its own, with a Python that its platforms have, in .matrix/. With --write the table in docs/platforms.md is
 rewritten; a version that was not run keeps its row.
@@ -70,19 +70,28 @@ def outcome(python: Path, name: str, paths: list[str]) -> str:
     return told
 
 
-def row(spark: str) -> str:
+def row(spark: str, only: str | None) -> str:
+    """A version's row of the table. only: a group of tests, where the other cells stay as they are."""
     python = environment(spark)
+    known = [cell.strip() for cell in told_before().get(spark, "").strip("| ").split("|")[2:]] if only is not None else []
     ask = "import platform, pyspark; print(pyspark.__version__, platform.python_version())"
     versions = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True).stdout.split()
     print(f"Spark {versions[0]}, Python {versions[1]}", flush=True)
-    return f"| {versions[0]} | {versions[1]} | " + " | ".join(outcome(python, *group) for group in TESTS.items()) + " |"
+    groups = enumerate(TESTS.items())
+    cells = [known[at] if only not in (None, name) else outcome(python, name, paths) for at, (name, paths) in groups]
+    return f"| {' | '.join([*versions, *cells])} |"
+
+
+def told_before() -> dict[str, str]:
+    """The rows of the table, by version."""
+    old = PAGE.read_text().split(BEGIN)[1].split(END)[0]
+    return {match.group(1): line for line in old.splitlines() if (match := re.match(r"\| (\d\.\d)\.", line))}
 
 
 def write(rows: dict[str, str]) -> None:
-    text = PAGE.read_text()
+    kept, text = told_before(), PAGE.read_text()
     head, rest = text.split(BEGIN)
-    old, tail = rest.split(END)
-    kept = {match.group(1): line for line in old.splitlines() if (match := re.match(r"\| (\d\.\d)\.", line))}
+    tail = rest.split(END)[1]
     titles = ["Spark", "Python", *TESTS]
     table = [f"| {' | '.join(titles)} |", "|" + " --- |" * len(titles)]
     PAGE.write_text(head + BEGIN + "\n".join([*table, *[line for _, line in sorted((kept | rows).items())]]) + "\n" + END + tail)
@@ -93,12 +102,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(PYTHONS)}; all of them by default")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", choices=list(TESTS), help="a group of tests; a row keeps its other cells")
     asked = parser.parse_args()
     if unknown := set(asked.versions) - set(PYTHONS):
         parser.error(f"no such version: {', '.join(unknown)}")
     rows = {}
     for spark in asked.versions or PYTHONS:
-        rows[spark] = row(spark)
+        rows[spark] = row(spark, asked.only)
         if asked.write:
             write(rows)
     failed = [spark for spark, told in rows.items() if re.search("failed|error|exit", told)]
