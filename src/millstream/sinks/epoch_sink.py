@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -120,6 +121,14 @@ class EpochSink(KeptRows):
         """Driver: writes the rows and the marker in one transaction. Raises Fenced if a newer run has been there."""
         raise NotImplementedError
 
+    def passes(self, error: Exception) -> bool:
+        """Whether it is worth trying again after this error."""
+        return isinstance(error, self.transient)
+
+    def tries(self) -> Iterator[AbstractContextManager[Any]]:
+        """Rule 4: a `with` block for each try."""
+        return retried(self.passes) if self.transient else iter([nullcontext()])
+
     def by_default(self, roll_millis: int) -> None:
         self.roll_millis = self.roll if self.roll is not None else min(roll_millis, self.resident_roll)
 
@@ -133,7 +142,7 @@ class EpochSink(KeptRows):
             )
         writer, rows = self._writer(context), EpochRows(context.checkpoint, parts)
         try:
-            for attempt in retried(self.transient):
+            for attempt in self.tries():
                 with attempt:
                     self._commit(context, writer, epoch, rows)
         except Fenced as error:

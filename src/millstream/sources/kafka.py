@@ -271,7 +271,7 @@ class KafkaReader(PlannedReader):
         import confluent_kafka.admin
 
         try:
-            for attempt in retried((_Passing,)):
+            for attempt in retried(lambda error: isinstance(error, _Passing)):
                 with attempt:
                     if self._admin is None:
                         self._admin = confluent_kafka.admin.AdminClient(self._settings)

@@ -128,7 +128,7 @@ class PostgresSource(Source):
 
             from millstream.network import retried
         try:
-            for attempt in retried((psycopg.OperationalError,)):
+            for attempt in retried(lambda error: isinstance(error, psycopg.OperationalError)):
                 with attempt:
                     found = psycopg.connect(
                         self.dsn, autocommit=True, options="-c timezone=UTC -c datestyle=ISO -c extra_float_digits=3", **options

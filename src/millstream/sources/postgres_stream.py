@@ -149,7 +149,7 @@ class ChangeStream:
     def _opened(self, is_first: bool) -> Any:
         import psycopg
 
-        for attempt in retried((psycopg.OperationalError,)):
+        for attempt in retried(lambda error: isinstance(error, psycopg.OperationalError)):
             with attempt:
                 connection = replication(self._dsn)
                 if is_first and not self._ended:  # rule 3
