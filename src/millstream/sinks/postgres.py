@@ -189,7 +189,9 @@ class PostgresSink(EpochSink):
         session = self._sessions[writer]
         try:
             session.execute("begin")
-            for form, some in rows.by_form():
+            for at, (form, some) in enumerate(rows.by_form()):
+                if at and self.mode == "upsert":
+                    session.execute("delete from pg_temp.millstream_rows")
                 self._copy(session, _columns(form), some)
             done = sql.SQL(_MARK).format(markers=sql.SQL(self._markers()), writer=writer.name, epoch=epoch, run=writer.run)
             session.execute(done)
@@ -221,7 +223,6 @@ class PostgresSink(EpochSink):
         session.execute(
             f"insert into {self.table} ({names}) select {names} from ({last}) l where not {GONE} on conflict ({key}) do {change}"
         )
-        session.execute("truncate pg_temp.millstream_rows")
 
     def close(self) -> None:
         super().close()
