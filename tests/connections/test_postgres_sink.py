@@ -131,6 +131,7 @@ def test_every_type_arrives_as_it_was(dsn: str, tmp_path: Path) -> None:
         ("n integer", 1.5, "a fraction does not fit a column of integers"),
         ("n integer", "x", "'x' does not fit"),
         ("n integer not null", None, "it must not be null"),
+        ("n timestamptz", 1.7, "a fraction does not fit a column of integers, as times are"),
         ("n text", 5, "5 does not fit"),
         ("n text", "a\0b", "NUL"),
         ("n varchar(3)", "four", "it has 4 characters, and the column 3"),

@@ -4,7 +4,8 @@ Rules
 1. Where an epoch ends is asked of the brokers when it is planned: the end of what is committed. Consumer groups have no say; `group=` only tells
    people's tools.
 2. A new partition, or a new topic of a pattern, is read from its beginning. A partition that has gone, or ends before what was read, is an error.
-3. A split is a partition, and has its place in every plan, also with nothing to read: so the task that has a consumer for it gets it again.
+3. A split is a partition, and has its place in every plan, also with nothing to read: so the resident task that has a consumer for it gets it again. In
+   micro-batches nothing ties a split to a process, and those with nothing to read make no task.
 """
 
 from __future__ import annotations
@@ -315,6 +316,9 @@ class KafkaReader(PlannedReader):
             group.close()
 
     # --- anywhere
+
+    def has_rows(self, split: KafkaSplit) -> bool:
+        return split.start < split.end
 
     def read(self, split: KafkaSplit) -> Iterator[pa.RecordBatch]:
         from millstream.sources.kafka_reading import KafkaRows, messages
