@@ -229,6 +229,18 @@ def test_an_error_of_another_partition_is_not_that_of_the_one_that_is_read(scrip
         list(consumer.read(KafkaSplit("t", 0, 1, 4)))
 
 
+def test_a_partition_that_was_silent_for_long_is_read_on_and_others_are_given_up(
+    scripted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_reading, "_FORGOTTEN", -1.0)
+    consumer = kafka_reading._Consumer(scripted)
+    inner: Any = consumer._consumer
+    for partition, offset in ((1, 0), (0, 0), (0, 1)):
+        inner.gives = [Given(partition, offset)]
+        assert [len(some) for some in consumer.read(KafkaSplit("t", partition, offset, offset + 1))] == [1]
+    assert inner.assigned == {("t", 0)}
+
+
 def test_a_consumer_is_closed_by_the_last_one_who_reads_from_it(scripted: dict[str, Any]) -> None:
     reading = kafka_reading.messages(scripted, KafkaSplit("t", 0, 0, 2))
     consumer: Any = kafka_reading._consumers.setdefault(kafka_reading._name(scripted), kafka_reading._Consumer(scripted))

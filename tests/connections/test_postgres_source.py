@@ -18,6 +18,7 @@ import pytest
 import millstream as ms
 from effort import first_seed
 from millstream.errors import DefinitionError, InputError
+from millstream.sinks.epoch_sink import SinkWriter
 from millstream.sources.postgres import PostgresReader, PostgresSource
 
 psycopg = pytest.importorskip("psycopg")
@@ -476,6 +477,24 @@ def test_credentials_that_are_refused_are_not_tried_again(dsn: str, monkeypatch:
     with pytest.raises(InputError, match="No such file"):
         ms.sources.postgres("host=/nowhere", "items").connected()
     assert len(calls) > 2
+
+
+def test_connections_find_out_that_a_server_is_gone(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    connect = psycopg.connect
+    monkeypatch.setattr(psycopg, "connect", lambda text, **named: made.append(text) or connect(text, **named))
+    execute(dsn, ITEMS)
+    made.clear()
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "7")
+    ms.sources.postgres(dsn, "items").connected().close()
+    sink = ms.sinks.postgres(psycopg.conninfo.make_conninfo(dsn, keepalives_idle=3), "items")
+    sink.check()
+    sink.begin(SinkWriter("w", 1))
+    sink.close()
+    found = [psycopg.conninfo.conninfo_to_dict(text) for text in made]
+    assert len(found) == 3 and all(one["tcp_user_timeout"] == "60000" and one["keepalives_count"] == "4" for one in found)
+    assert [one["keepalives_idle"] for one in found] == ["20", "3", "3"]
+    assert not any("connect_timeout" in one for one in found), "the environment says it"
 
 
 class Held:

@@ -83,7 +83,7 @@ class _Consumer:
 
     def _positioned(self, split: KafkaSplit) -> _Ahead:
         one, now = (split.topic, split.partition), time.monotonic()
-        idle = [other for other, ahead in self._ahead.items() if now - ahead.used > _FORGOTTEN]
+        idle = [other for other, ahead in self._ahead.items() if other != one and now - ahead.used > _FORGOTTEN]
         ahead = self._ahead.get(one)
         if ahead is None or ahead.at != split.start:
             if ahead is not None:

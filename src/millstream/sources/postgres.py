@@ -241,7 +241,11 @@ class PostgresReader(PlannedReader):
         try:
             for attempt in retried(passes):
                 with attempt:
-                    found = self._planned(start, at)
+                    try:
+                        found = self._planned(start, at)
+                    except psycopg.Error:
+                        self._disconnect()  # what is left of a transaction is of no use
+                        raise
         except psycopg.Error as error:
             raise self._source.refused(error) from error
         return found
@@ -416,12 +420,12 @@ class PostgresReader(PlannedReader):
         from millstream.sources.pgoutput import UNSENT
 
         missing: dict[tuple[str, ...], list[tuple[Any, Any]]] = {}
+        shape = self._source.shape()
         for one in found:
             for key, row in one.rows.items():
-                names = tuple([name for name, value in row.items() if value is UNSENT]) if row is not None else ()
+                names = tuple([name for name in shape.columns if row is not None and row.get(name) is UNSENT])
                 if names:
                     missing.setdefault(names, []).append((key, row))
-        shape = self._source.shape()
         keys = [f"k{at}" for at in range(len(shape.key))]
         same = " and ".join(f"t.{quoted(name)} = k.{at}::{kind}" for at, (name, kind) in zip(keys, shape.key.items(), strict=True))
         for names, some in missing.items():
@@ -458,10 +462,13 @@ class PostgresReader(PlannedReader):
     def close(self) -> None:
         if self._stream is not None:
             self._stream.end()
+        self._disconnect()
+        self._forget()
+
+    def _disconnect(self) -> None:
         for session in (self._snapshot, self._session):
             if session is not None:
                 session.close()
-        self._forget()
 
     # --- anywhere
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MOST = 200_000
 _BEAT = 5.0  # seconds
-_END = "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where slot_name = %s and active_pid = coalesce(%s::int, active_pid)"
+_END = "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where slot_name = %s and active_pid = any(coalesce(%s::int[], array[active_pid]))"
 _REPLACED = "57P01"  # ended by an administrator
 
 
@@ -78,7 +78,7 @@ class ChangeStream:
         self._received = self._confirmed = start  # received: everything before it has come
         self._told = 0.0
         self._asks = False
-        self._process: int | None = None  # the server's, of our last connection
+        self._processes: list[int] = []  # the server's, of our connections
         self._error: BaseException | None = None
         self._lock = threading.Condition()
         self._ended = False
@@ -150,13 +150,14 @@ class ChangeStream:
     def _opened(self) -> Any:
         import psycopg
 
+        is_first = not self._processes
         for attempt in retried(passes):
             with attempt:
                 connection = replication(self._dsn)
                 if not self._ended:  # rules 3 and 4
                     with psycopg.connect(conninfo(self._dsn), autocommit=True) as session:
-                        session.execute(_END, [self._slot, self._process])
-                self._process = connection.backend_pid
+                        session.execute(_END, [self._slot, None if is_first else self._processes])
+                self._processes.append(connection.backend_pid)
                 at = f"{self._received >> 32:X}/{self._received & 0xFFFFFFFF:X}"
                 options = f"proto_version '1', publication_names '{quoted(self._publication)}'"
                 command(connection, f'START_REPLICATION SLOT "{self._slot}" LOGICAL {at} ({options})')
