@@ -248,8 +248,12 @@ _MARK = (
 
 
 def _columns(form: str) -> list[str]:
-    """The columns of rows, as SQL has them."""
-    return re.findall(r'"(?:[^"]|"")*"', form)
+    """The columns of rows, as SQL has them. Version 0.2.0 wrote names without quotes.
+
+    >>> _columns('postgres append "key", "a, b"'), _columns("postgres append key, n")
+    (['"key"', '"a, b"'], ['"key"', '"n"'])
+    """
+    return re.findall(r'"(?:[^"]|"")*"', form) or [quoted(name) for name in form.split(" ", 2)[-1].split(", ")]
 
 
 def arrow_type(kind: str) -> tuple[pa.DataType, Callable[[Any], Any] | None]:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 _MOST = 200_000
 _BEAT = 5.0  # seconds
-_END = "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where slot_name = %s and active_pid = any(coalesce(%s::int[], array[active_pid]))"
+_END = (
+    "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots "
+    "where slot_name = %s and active_pid = any(coalesce(%s::int[], array[active_pid]))"
+)
 _REPLACED = "57P01"  # ended by an administrator
 
 
