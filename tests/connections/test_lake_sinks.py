@@ -270,6 +270,23 @@ def test_a_catalog_or_a_table_that_is_away_for_a_moment_is_asked_again(lake: Lak
     assert lake.numbers() == [1] and not away
 
 
+def test_a_table_or_its_catalog_is_opened_once_for_all_epochs_of_a_run(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    import deltalake
+    import pyiceberg.catalog
+
+    where, name = (deltalake, "DeltaTable") if lake.kind == "delta" else (pyiceberg.catalog, "load_catalog")
+    opened, calls = getattr(where, name), list[Any]()
+    monkeypatch.setattr(where, name, lambda *given, **named: calls.append(given) or opened(*given, **named))
+    run = run_of(lake, lake.sink())
+    for epoch in range(3):
+        run.publish(epoch, [epoch])
+        lake.append(10 + epoch)
+    assert len(calls) == (1 if lake.kind == "delta" else 1 + 3), "the foreign writer of Iceberg opens its own"
+    monkeypatch.undo()
+    assert lake.numbers() == [0, 1, 2, 10, 11, 12]
+    run.sink.close()
+
+
 def test_a_task_asks_the_catalog_again_for_credentials_that_may_be_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lake("iceberg", tmp_path)
     sink = lake.sink()
