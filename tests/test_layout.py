@@ -36,6 +36,7 @@ LAYERS = {
     "state": 9,
     "network": 9,
     "kafka_client": 9,
+    "postgres_client": 9,
     "core": 10,
     "reducers": 10,
     "views": 9,

@@ -12,11 +12,10 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -60,14 +59,11 @@ def client_context(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-def retried(transient: tuple[type[Exception], ...]) -> Iterator[AbstractContextManager[Any]]:
-    """Tries for a `with` block each: more than one only after an error of these types."""
-    if not transient:
-        yield contextlib.nullcontext()
-        return
+def retried(passes: Callable[[Exception], bool]) -> Iterator[AbstractContextManager[Any]]:
+    """Tries for a `with` block each: more than one only after an error that may pass."""
     with needed("trying a server again"):
         import stamina
-    yield from stamina.retry_context(on=transient, attempts=None, timeout=TRIED_FOR, wait_initial=0.05, wait_max=5.0)
+    yield from stamina.retry_context(on=passes, attempts=None, timeout=TRIED_FOR, wait_initial=0.05, wait_max=5.0)
 
 
 def is_loopback(host: str) -> bool:

@@ -34,6 +34,15 @@ def create(address: str, topic: str, partitions: int = 1, **settings: str) -> No
     client.create_topics([NewTopic(topic, partitions, 1, config=settings)])[topic].result(30)
 
 
+def alter(address: str, topic: str, **settings: str) -> None:
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+    entries = [ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()]
+    client = admin(address)
+    (future,) = client.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)]).values()
+    future.result(30)
+
+
 def send(address: str, topic: str, values: Iterable[bytes | None], partition: int = 0, *, ends: str = "", **record: Any) -> None:
     """Messages into a partition. ends: "commit" or "abort" if they are a transaction."""
     from confluent_kafka import Producer

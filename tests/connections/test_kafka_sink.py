@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import kafkakit
+import kafkarefuses
+import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.errors import DefinitionError, SinkError
+from millstream.errors import DefinitionError, InputError, SinkError
 from millstream.simulation.sink_checks import Stage
 from millstream.sinks.base import IdentifiedRow, SinkRow
 from millstream.sinks.kafka import KafkaSink, _Marker
@@ -166,14 +168,72 @@ def test_what_cannot_be_written_is_told(broker: Any, topic: str, tmp_path: Path)
         ms.sinks.kafka({}, "t")
 
 
-def test_a_broker_that_is_away_is_told() -> None:
+def test_what_the_topic_does_not_take_is_found_in_the_task(broker: Any, tmp_path: Path) -> None:
+    topic, now = f"strict-{next(_names)}", int(time.time() * 1000)
+    day = {"message.timestamp.after.max.ms": "3600000", "message.timestamp.before.max.ms": "86400000"}
+    kafkakit.create(broker.address, topic, 1, **{"max.message.bytes": "10000", "retention.ms": "-1", **day})
+    rows = {1: SinkRow("k", now, "x" * 20_000), 2: SinkRow("k", now + 7_200_000, 2), 3: SinkRow("k", now - 90_000_000, 3)}
+    many = {n: SinkRow("k", now, "x" * 1_000) for n in range(4, 104)}
+    run = run_of(tmp_path, ms.sinks.kafka(broker.address, topic), {**rows, **many, 104: SinkRow("k", 0, 0)}.__getitem__)
+    for n, says in ((1, "it comes to 20,003 bytes, and 9,800 are"), (2, "is too far from now"), (3, r"alter message\.timestamp\.after")):
+        with pytest.raises(SinkError, match=says):
+            run.staged(0, [n])
+    run.publish(0, [*many, 104])  # more than a batch may have
+    found = [message.timestamp()[1] for message in kafkakit.read(broker.address, topic)]
+    assert len(found) == 101 and now - 1_000 < min(found), "a row of 1970 has the time of its writing"
+    relaxed = ms.sinks.kafka(broker.address, topic)
+    kafkakit.alter(broker.address, topic, **{"message.timestamp.type": "LogAppendTime"})
+    run_of(tmp_path, relaxed, rows.__getitem__).publish(1, [2, 3])
+    assert len(kafkakit.read(broker.address, topic)) == 103
+
+
+def test_what_the_topic_refuses_behind_the_commit_is_told_at_once(broker: Any, tmp_path: Path) -> None:
+    topic = f"altered-{next(_names)}"
+    kafkakit.create(broker.address, topic, 1, **{"retention.ms": "-1"})
+    run = run_of(tmp_path, ms.sinks.kafka(broker.address, topic), lambda n: SinkRow("k", n, "x" * 20_000))
+    run.publish(0, [1])
+    kafkakit.alter(broker.address, topic, **{"max.message.bytes": "10000"})
+    begins: list[Any] = []
+    begin = run.sink.begin
+    run.sink.begin = lambda writer: begins.append(writer) or begin(writer)
+    with pytest.raises(SinkError, match="MSG_SIZE_TOO_LARGE"):
+        run.publish(1, [2])
+    assert begins == []
+
+
+def test_settings_that_may_not_be_seen_are_no_error(
+    broker: Any, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import confluent_kafka.admin
+
+    class Unseen:
+        def result(self, _: float) -> None:
+            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+    monkeypatch.setattr(confluent_kafka.admin.AdminClient, "describe_configs", lambda self, asked: dict.fromkeys(asked, Unseen()))
+    ms.sinks.kafka(broker.address, topic).check()
+    assert f"the settings of topic {topic!r} of Kafka may not be seen" in caplog.text
+
+
+def test_a_wrong_password_is_told_at_once() -> None:
+    pytest.importorskip("confluent_kafka")
+    with kafkarefuses.Server(("127.0.0.1", 0), kafkarefuses.Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(SinkError, match=r"topic 't' of Kafka at .*Invalid username or password"):
+            ms.sinks.kafka(server.settings(), "t").check()
+        with pytest.raises(InputError, match=r"topic 't' of Kafka at .*Invalid username or password"):
+            reader = ms.sources.kafka(server.settings(), "t").reader(lambda ddl: pa.schema([("value", pa.binary())]))
+            reader.begin({}, False)
+            reader.first()
+        assert time.monotonic() - began < 20  # the promise, not a measurement: each would be tried for 30 seconds
+        server.shutdown()
+
+
+def test_a_broker_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("confluent_kafka")
 
-    sink = ms.sinks.kafka({"bootstrap.servers": "127.0.0.1:1"}, "t")
-    module = sys.modules["millstream.sinks.kafka"]
-    kept, module.ANSWER = module.ANSWER, 1.0  # type: ignore[attr-defined]
-    try:
-        with pytest.raises(SinkError, match=r"topic 't' of Kafka at 127\.0\.0\.1:1"):
-            sink.check()
-    finally:
-        module.ANSWER = kept  # type: ignore[attr-defined]
+    monkeypatch.setattr("millstream.kafka_client.ANSWER", 0.5)
+    monkeypatch.setattr("millstream.network.TRIED_FOR", 1.0)
+    with pytest.raises(SinkError, match=r"topic 't' of Kafka at 127\.0\.0\.1:1"):
+        ms.sinks.kafka({"bootstrap.servers": "127.0.0.1:1"}, "t").check()

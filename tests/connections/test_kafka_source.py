@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import http.server
+import importlib
 import io
 import itertools
 import json
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import kafkakit
+import msgspec
 import pyarrow as pa
 import pytest
 
 import millstream as ms
 from millstream.errors import DefinitionError, InputError
-from millstream.sources.kafka import KafkaReader
+from millstream.sources.kafka import KafkaReader, KafkaSplit
+
+pytest.importorskip("confluent_kafka")
+kafka_reading = importlib.import_module("millstream.sources.kafka_reading")
 
 _names = itertools.count()
 TYPES = {"string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "long": pa.int64(), "timestamp": pa.timestamp("us", "UTC")}
@@ -119,6 +125,133 @@ def test_an_open_transaction_ends_what_is_read(broker: Any, topic: str) -> None:
         pass  # what was committed is seen a moment later
     assert numbers(reader, more) == [2, 3]
     reader.close()
+
+
+def test_what_is_read_ahead_of_other_partitions_has_a_bound(broker: Any, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where partition 1 is read by another process by now."""
+    monkeypatch.setattr(kafka_reading, "_ROWS", 50)
+    monkeypatch.setattr(kafka_reading, "_AHEAD", 100)
+    for partition in (0, 1):
+        send(broker, topic, range(partition * 5000, partition * 5000 + 2000), partition)
+    reader = opened(ms.sources.kafka(broker.address, topic, schema="n long"))
+    zero, one, _ = reader.plan(reader.first()).splits
+
+    def read(split: Any, start: int, end: int) -> list[int]:
+        return [row["n"] for batch in reader.read(msgspec.structs.replace(split, start=start, end=end)) for row in batch.to_pylist()]
+
+    assert read(one, 0, 10) == [*range(5000, 5010)]
+    assert read(zero, 0, 2000) == [*range(2000)]
+    consumer = kafka_reading._consumers[kafka_reading._name(reader._settings)]
+    assert all(len(ahead.messages) <= 100 for ahead in consumer._ahead.values())
+    assert read(one, 10, 2000) == [*range(5010, 7000)]
+    reader.close()
+
+
+class Frames:
+    """What stands for Spark where splits become tasks."""
+
+    def range(self, start: int, end: int, step: int, partitions: int) -> Any:
+        self.tasks = end
+        return self
+
+    def mapInArrow(self, read: Any, schema: Any) -> list[Any]:
+        ids = [iter([pa.record_batch({"id": [at]})]) for at in range(self.tasks)]
+        return [row for one in ids for batch in read(one) for row in batch.to_pylist()]
+
+
+def test_in_micro_batches_a_partition_with_nothing_to_read_makes_no_task_and_tasks_share_a_reader(broker: Any, topic: str) -> None:
+    from millstream.engine.spark import job_runner, pickling
+
+    send(broker, topic, [1, 2], 1)
+    source = ms.sources.kafka(broker.address, topic, schema="n long")
+    reader = opened(source)
+    plan = reader.plan(reader.first())
+    assert len(plan.splits) == 3, "in resident runs each partition has its place"
+    frames: Any = job_runner.SplitFrames.__new__(job_runner.SplitFrames)
+    frames._spark = Frames()
+    frames._topology = SimpleNamespace(injectors={"in": SimpleNamespace(source=source)})
+    frames._sources = {"in": job_runner.PlannedSource(reader, reader.schema, None)}
+    frames._readers, frames._frames = {"in": pickling.dumps(reader)}, {"in": SimpleNamespace(schema=None)}
+    assert frames._read("in", plan) == [{"n": 1}, {"n": 2}] and frames._spark.tasks == 1
+    assert job_runner._unpickled(frames._readers["in"]) is job_runner._unpickled(frames._readers["in"])
+    reader.close()
+
+
+class Scripted:
+    """A consumer with some records, and an error of a partition that nobody reads now."""
+
+    def __init__(self, settings: Any) -> None:
+        self.assigned: set[tuple[str, int]] = set()
+        self.is_closed = False
+        self.gives: list[Any] = []
+
+    def incremental_assign(self, partitions: Any) -> None:
+        self.assigned |= {(one.topic, one.partition) for one in partitions}
+
+    def incremental_unassign(self, partitions: Any) -> None:
+        self.assigned -= {(one.topic, one.partition) for one in partitions}
+
+    def poll(self, _: float) -> Any:
+        assert not self.is_closed
+        return self.gives.pop(0)
+
+    def consume(self, *_: Any) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Given:
+    def __init__(self, partition: int, offset: int = 0, error: Any = None) -> None:
+        self.topic, self.partition, self.offset, self.error = (lambda: "t"), (lambda: partition), (lambda: offset), (lambda: error)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr("confluent_kafka.Consumer", Scripted)
+    return {"bootstrap.servers": f"scripted-{next(_names)}"}
+
+
+def test_an_error_of_another_partition_is_not_that_of_the_one_that_is_read(scripted: dict[str, Any]) -> None:
+    import confluent_kafka
+
+    consumer = kafka_reading._Consumer(scripted)
+    inner: Any = consumer._consumer
+    gone = confluent_kafka.KafkaError(confluent_kafka.KafkaError._AUTO_OFFSET_RESET)
+    inner.gives = [Given(1, 0)]
+    assert [len(some) for some in consumer.read(KafkaSplit("t", 1, 0, 1))] == [1]
+    inner.gives = [Given(1, 0, gone), Given(7, 0, gone), Given(0, 0)]
+    assert [len(some) for some in consumer.read(KafkaSplit("t", 0, 0, 1))] == [1]
+    assert inner.assigned == {("t", 0)}
+    inner.gives, inner.get_watermark_offsets = [Given(0, 1, gone)], lambda *_, **__: (5, 9)
+    with pytest.raises(InputError, match="partition 0, offsets 1 to 4 are not there any longer: the broker has 5 to 9"):
+        list(consumer.read(KafkaSplit("t", 0, 1, 4)))
+
+
+def test_a_partition_that_was_silent_for_long_is_read_on_and_others_are_given_up(
+    scripted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_reading, "_FORGOTTEN", -1.0)
+    consumer = kafka_reading._Consumer(scripted)
+    inner: Any = consumer._consumer
+    for partition, offset in ((1, 0), (0, 0), (0, 1)):
+        inner.gives = [Given(partition, offset)]
+        assert [len(some) for some in consumer.read(KafkaSplit("t", partition, offset, offset + 1))] == [1]
+    assert inner.assigned == {("t", 0)}
+
+
+def test_a_consumer_is_closed_by_the_last_one_who_reads_from_it(scripted: dict[str, Any]) -> None:
+    reading = kafka_reading.messages(scripted, KafkaSplit("t", 0, 0, 2))
+    consumer: Any = kafka_reading._consumers.setdefault(kafka_reading._name(scripted), kafka_reading._Consumer(scripted))
+    inner = consumer._consumer
+    inner.gives = [Given(0, 0), Given(0, 1)]
+    assert len(next(reading)) == 1
+    kafka_reading.close_consumers(scripted)  # another pipeline of this process ends
+    assert not inner.is_closed
+    assert len(next(reading)) == 1
+    assert list(reading) == [] and inner.is_closed
+    kafka_reading.close_consumers(scripted)
 
 
 def test_metadata(broker: Any, topic: str) -> None:
@@ -293,7 +426,7 @@ def test_a_topic_that_is_not_there_and_a_broker_that_is_away(broker: Any, monkey
     with pytest.raises(InputError, match=r"topic 'nothing' of Kafka at .*: 'nothing' is not there, or may not be seen; there are: "):
         opened(ms.sources.kafka(broker.address, "nothing")).first()
     monkeypatch.setattr("millstream.network.TRIED_FOR", 0.5)
-    monkeypatch.setattr(_module(), "ANSWER", 0.3)
+    monkeypatch.setattr("millstream.kafka_client.ANSWER", 0.3)
     with pytest.raises(InputError, match=r"topic 'x' of Kafka at 127.0.0.1:9: "):
         opened(ms.sources.kafka("127.0.0.1:9", "x")).first()
 

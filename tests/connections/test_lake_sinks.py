@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +17,9 @@ import millstream as ms
 from millstream.errors import DefinitionError, Fenced, SinkError
 from millstream.simulation.sink_checks import Stage
 from millstream.sinks.base import Part, SinkRow
-from millstream.sinks.epoch_sink import EpochSink
+from millstream.sinks.epoch_sink import EpochRows, EpochSink, SinkWriter
+from millstream.sinks.files import parquet_bytes
+from millstream.state.storage import open_storage
 
 pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
@@ -138,6 +143,31 @@ def test_a_stale_driver_that_looked_before_the_other_one_committed_is_refused(la
     assert lake.numbers() == [1, 2]
 
 
+def test_a_stale_driver_that_wakes_when_its_successor_has_read_the_marker_doubles_nothing(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run_of(lake, lake.sink())
+    first.publish(0, [1])
+    old = run_of(lake, lake.sink())
+    parts = old.staged(1, [2, 3])
+    looks = old.sink._check_run
+    younger: list[Any] = []
+
+    def meanwhile(*given: Any) -> None:
+        looks(*given)
+        if not younger:  # the old run has looked, and is to commit that it is there
+            new = run_of(lake, lake.sink())
+            younger.append(new)
+            writer = new.sink._writer(new._context(False))
+            new.sink._written[writer] = new.sink.begin(writer)
+
+    monkeypatch.setattr(old.sink, "_check_run", meanwhile)
+    with contextlib.suppress(Fenced):  # Delta refuses it
+        old.commit(1, parts)
+    younger[0].commit(1, parts)
+    assert lake.numbers() == [1, 2, 3]
+
+
 def test_pyiceberg_by_itself_would_add_the_files_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin of the last one: the library's own retry doubles rows."""
     lake = Lake("iceberg", tmp_path)
@@ -180,6 +210,108 @@ def test_what_will_not_do_is_told_at_the_start(lake: Lake, tmp_path: Path) -> No
     else:
         with pytest.raises(SinkError, match=r"Iceberg table 'shop\.other' cannot be opened: NoSuchTableError"):
             ms.sinks.iceberg("shop.other", catalog=lake.properties).check()
+
+
+NAMES = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in (("key", "string"), ("n", "long"))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_column", "features", "says"),
+    [
+        (
+            {"delta.columnMapping.mode": "name"},
+            {"delta.columnMapping.id": 2, "delta.columnMapping.physicalName": "c2"},
+            None,
+            "delta.columnMapping.mode=name",
+        ),
+        ({"delta.constraints.positive": "n > 10"}, {}, None, "delta.constraints.positive=n > 10"),
+        ({}, {"delta.generationExpression": "1"}, None, "delta.generationExpression"),
+        ({}, {}, ["appendOnly", "rowTracking"], "feature rowTracking"),
+        ({}, {}, ["appendOnly", "checkConstraints", "generatedColumns"], ""),
+    ],
+)
+def test_a_delta_table_that_asks_more_than_plain_files_is_refused_at_the_start(
+    tmp_path: Path, settings: dict[str, str], of_column: dict[str, Any], features: list[str] | None, says: str
+) -> None:
+    mapped = {"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "c1"} if settings.get("delta.columnMapping.mode") else {}
+    fields = [{**NAMES[0], "metadata": mapped}, {**NAMES[1], "metadata": of_column}]
+    protocol = {"minReaderVersion": 2, "minWriterVersion": 5} if features is None else {"minReaderVersion": 3, "minWriterVersion": 7}
+    listed = {} if features is None else {"readerFeatures": [], "writerFeatures": features}
+    schema = json.dumps({"type": "struct", "fields": fields})
+    table = {"id": "x", "format": {"provider": "parquet", "options": {}}, "schemaString": schema, "partitionColumns": []}
+    (tmp_path / "_delta_log").mkdir()
+    actions = [{"protocol": {**protocol, **listed}}, {"metaData": {**table, "configuration": settings, "createdTime": 1}}]
+    (tmp_path / "_delta_log" / f"{0:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+    sink = ms.sinks.delta(tmp_path)
+    if says:
+        with pytest.raises(SinkError, match=f"asks of its writers what this sink does not do: {says}"):
+            sink.check()
+    else:
+        sink.check()
+        assert sink.begin(SinkWriter("w", 1)) is None
+
+
+def test_a_catalog_or_a_table_that_is_away_for_a_moment_is_asked_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyiceberg.exceptions import ServiceUnavailableError
+
+    run = run_of(lake, lake.sink())
+    away = [ConnectionResetError("reset by peer"), ServiceUnavailableError("503")] if lake.kind == "iceberg" else [OSError("503")]
+    opened = run.sink._table
+
+    def table() -> Any:
+        if away:
+            raise away.pop()
+        return opened()
+
+    monkeypatch.setattr(run.sink, "_table", table)
+    run.publish(0, [1])
+    away.append(OSError("503"))
+    run.sink.check()
+    assert lake.numbers() == [1] and not away
+
+
+def test_a_table_or_its_catalog_is_opened_once_for_all_epochs_of_a_run(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    import deltalake
+    import pyiceberg.catalog
+
+    where, name = (deltalake, "DeltaTable") if lake.kind == "delta" else (pyiceberg.catalog, "load_catalog")
+    opened, calls = getattr(where, name), list[Any]()
+    monkeypatch.setattr(where, name, lambda *given, **named: calls.append(given) or opened(*given, **named))
+    run = run_of(lake, lake.sink())
+    for epoch in range(3):
+        run.publish(epoch, [epoch])
+        lake.append(10 + epoch)
+    assert len(calls) == (1 if lake.kind == "delta" else 1 + 3), "the foreign writer of Iceberg opens its own"
+    monkeypatch.undo()
+    assert lake.numbers() == [0, 1, 2, 10, 11, 12]
+    run.sink.close()
+
+
+def test_a_task_asks_the_catalog_again_for_credentials_that_may_be_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake("iceberg", tmp_path)
+    sink = lake.sink()
+    sink.check()
+    sink._place = sink._place._replace(properties={"py-io-impl": "no.such.Store"})
+    task = pickle.loads(pickle.dumps(sink))
+    with pytest.raises(ValueError, match="FileIO"):
+        task.put("a.parquet", b"x")
+    monkeypatch.setattr(sys.modules["millstream.sinks.iceberg"], "_FRESH", -1.0)
+    task.put("a.parquet", b"x")
+    assert [path.read_bytes() for path in tmp_path.rglob("a.parquet")] == [b"x"]
+
+
+def test_each_file_of_a_commit_says_how_many_rows_it_has(tmp_path: Path) -> None:
+    """Waiting rows become two files if the table's columns had other types when they were made."""
+    lake = Lake("delta", tmp_path)
+    sink = lake.sink()
+    sink.check()
+    pieces = [parquet_bytes(pa.table({"n": pa.array(given, kind)})) for given, kind in (([1, 2], pa.int64()), (["3"], pa.string()))]
+    storage = open_storage(str(tmp_path / "checkpoint"))
+    parts = []
+    for at, piece in enumerate(pieces):
+        storage.put(f"p{at}", piece)
+        parts.append(Part(rows=9, staged=f"p{at}", in_checkpoint=True, own={"offset": 0, "length": len(piece)}))
+    assert [file.rows for file in sink.files(SinkWriter("w", 1), 1, EpochRows(storage, parts))] == [2, 1]
 
 
 def test_upserts_of_delta(tmp_path: Path) -> None:

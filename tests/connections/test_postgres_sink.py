@@ -131,6 +131,7 @@ def test_every_type_arrives_as_it_was(dsn: str, tmp_path: Path) -> None:
         ("n integer", 1.5, "a fraction does not fit a column of integers"),
         ("n integer", "x", "'x' does not fit"),
         ("n integer not null", None, "it must not be null"),
+        ("n timestamptz", 1.7, "a fraction does not fit a column of integers, as times are"),
         ("n text", 5, "5 does not fit"),
         ("n text", "a\0b", "NUL"),
         ("n varchar(3)", "four", "it has 4 characters, and the column 3"),
@@ -196,7 +197,8 @@ def test_a_table_that_will_not_do_is_told_at_the_start(dsn: str, made: str, opti
         ms.sinks.postgres(dsn, "rows", **options).check()
 
 
-def test_a_server_that_is_away_and_bad_options_are_told() -> None:
+def test_a_server_that_is_away_and_bad_options_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.network.TRIED_FOR", 0.5)
     with pytest.raises(SinkError, match="table 'rows' of PostgreSQL: connection"):
         ms.sinks.postgres("host=127.0.0.1 port=1 connect_timeout=2", "rows").check()
     with pytest.raises(DefinitionError, match="append"):
@@ -275,6 +277,84 @@ def test_a_run_that_was_replaced_is_refused_by_the_marker_alone(dsn: str, tmp_pa
     with pytest.raises(Fenced, match="a newer run has written here"):
         old.publish(1, [2])
     assert numbers(dsn) == [1]
+
+
+def test_the_marker_refuses_an_epoch_that_is_there(dsn: str, tmp_path: Path) -> None:
+    execute(dsn, APPENDED)
+    run = run_of(tmp_path, ms.sinks.postgres(dsn, "rows"))
+    run.publish(0, [0])
+    parts = run.publish(1, [1])
+    (writer,) = run.sink._written
+    run.sink._written[writer] = 0  # as if it had not seen that the epoch is written
+    with pytest.raises(Fenced):
+        run.commit(1, parts)
+    assert numbers(dsn) == [0, 1]
+
+
+@pytest.mark.parametrize("user", [None, "worker"])
+def test_sessions_of_older_runs_are_ended_whenever_they_came_and_whoever_has_them(dsn: str, tmp_path: Path, user: str | None) -> None:
+    """The old run comes while the new one begins; its role is another one, of which ours is a member."""
+    execute(dsn, APPENDED)
+    mine = psycopg.conninfo.make_conninfo(dsn, **({"user": user} if user else {}))
+    execute(
+        dsn, "do $$ begin if not exists (select 1 from pg_roles where rolname = 'worker') then create role worker login; end if; end $$"
+    )
+    run_of(tmp_path, ms.sinks.postgres(dsn, "rows")).publish(0, [0])
+    execute(dsn, "grant all on all tables in schema public to worker; grant all on all sequences in schema public to worker")
+    old = run_of(tmp_path, ms.sinks.postgres(mine, "rows"))
+    writer = old.sink._writer(old._context(False))
+    new = run_of(tmp_path, ms.sinks.postgres(dsn, "rows"))
+    ends = new.sink._end_older
+    inside: list[Any] = []
+
+    def then_it_comes(*given: Any) -> None:
+        ends(*given)
+        if not inside:
+            old.sink.begin(writer)
+            inside.append(old.sink._sessions[writer])
+            inside[0].execute("begin; lock table rows in share row exclusive mode")
+            copies = inside[0].cursor().copy("copy rows (key, n) from stdin")
+            copies.__enter__().write(b"x\t1\n")  # there the server's own time-out does not hold
+            inside.append(copies)
+
+    new.sink._end_older = then_it_comes
+    new.publish(1, [1])
+    assert execute(dsn, f"select pid from pg_stat_activity where pid = {inside[0].info.backend_pid}") == []
+    assert numbers(dsn) == [0, 1]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_rows_that_wait_are_written_when_the_table_has_got_a_column(dsn: str, tmp_path: Path, mode: str) -> None:
+    execute(dsn, 'create table rows (key text primary key, "an, odd ""name""" integer, n integer)')
+    old = run_of(tmp_path, ms.sinks.postgres(dsn, "rows", mode=mode))
+    waiting = old.staged(0, [1, 2])
+    execute(dsn, "alter table rows add column note text default 'none'; alter table rows add column m integer")
+    new = run_of(tmp_path, ms.sinks.postgres(dsn, "rows", mode=mode), lambda n: SinkRow(f"k{n}", n, {"n": n, "m": 7}))
+    execute(dsn, "insert into rows (key, n, m) values ('k1', 0, 5)") if mode == "upsert" else None
+    new.commit(1, [*waiting, *new.staged(1, [3])])
+    before = 5 if mode == "upsert" else None
+    assert sorted(execute(dsn, "select key, n, m, note from rows")) == [
+        ("k1", 1, before, "none"),
+        ("k2", 2, None, "none"),
+        ("k3", 3, 7, "none"),
+    ]
+    execute(dsn, "alter table rows drop column n")
+    with pytest.raises(SinkError, match=r"rows of epoch 2 are committed in the form of another sink \(postgres \w+ .*\"n\""):
+        run_of(tmp_path, ms.sinks.postgres(dsn, "rows", mode=mode)).commit(2, waiting)
+
+
+def test_a_server_that_is_away_at_the_start_is_asked_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute(dsn, APPENDED)
+    connect, away = psycopg.connect, [psycopg.OperationalError("the database system is starting up")]
+
+    def connected(*given: Any, **named: Any) -> Any:
+        if away:
+            raise away.pop()
+        return connect(*given, **named)
+
+    monkeypatch.setattr(psycopg, "connect", connected)
+    ms.sinks.postgres(dsn, "rows").check()
+    assert not away
 
 
 def test_copied_text_keeps_nulls_and_empty_texts_apart() -> None:

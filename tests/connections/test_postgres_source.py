@@ -18,6 +18,7 @@ import pytest
 import millstream as ms
 from effort import first_seed
 from millstream.errors import DefinitionError, InputError
+from millstream.sinks.epoch_sink import SinkWriter
 from millstream.sources.postgres import PostgresReader, PostgresSource
 
 psycopg = pytest.importorskip("psycopg")
@@ -43,7 +44,7 @@ def dsn(postgres: str) -> Iterator[str]:
         session.execute("select pg_terminate_backend(active_pid, 5000) from pg_replication_slots where active_pid is not null")
         session.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
         for (name,) in session.execute("select tablename from pg_tables where schemaname = 'public'").fetchall():
-            session.execute(f'drop table "{name}"')
+            session.execute(f'drop table if exists "{name}"')
 
 
 def execute(dsn: str, text: str, *given: Any) -> list[Any]:
@@ -298,6 +299,249 @@ def test_a_large_value_that_an_update_left_alone_is_there(dsn: str, identity: st
     follower.reader.close()
 
 
+def test_a_large_value_stays_when_the_key_of_its_row_changes(dsn: str) -> None:
+    """Of the old row the server sends the key, and nulls for the rest."""
+    execute(dsn, ITEMS)
+    execute(dsn, "alter table items alter column name set storage external")
+    execute(dsn, "insert into items values (1, repeat('x', 100000), 1), (5, repeat('y', 100000), 1)")
+    follower = Follower(ms.sources.postgres(dsn, "items"))
+    follower.copied()
+    execute(dsn, "update items set id = id + 1")
+    asked: list[Any] = []
+    sql = follower.reader._sql
+    follower.reader._sql = lambda *given: asked.append(given[0]) or sql(*given)  # type: ignore[method-assign, func-returns-value]
+    follower.until(lambda table: 2 in table)
+    assert follower.table() == {2: "x" * 100_000, 6: "y" * 100_000}
+    assert len([text for text in asked if "unnest" in text]) == 1, "what was not sent is asked for at once"
+    follower.reader.close()
+
+
+def test_a_row_that_a_transaction_moves_after_it_has_changed_it_keeps_a_large_value(dsn: str) -> None:
+    execute(dsn, ITEMS)
+    execute(dsn, "alter table items alter column name set storage external")
+    follower = Follower(ms.sources.postgres(dsn, "items"))
+    follower.copied()
+    execute(dsn, "begin; insert into items values (1, repeat('x', 100000), 1); update items set id = 2; commit")
+    follower.reader._complete = lambda found: None  # type: ignore[method-assign]
+    follower.until(lambda table: 2 in table)
+    assert follower.table() == {2: "x" * 100_000}
+    follower.reader.close()
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_what_values_look_like_does_not_depend_on_the_server(dsn: str, copied: bool) -> None:
+    execute(dsn, "create table kinds (id integer primary key, at timestamptz, raw bytea, day date, took interval)")
+    for setting in ("timezone to 'Asia/Tokyo'", "datestyle to 'German'", "bytea_output to 'escape'", "intervalstyle to 'iso_8601'"):
+        execute(dsn, f"alter database postgres set {setting}")
+    try:
+        insert = "insert into kinds values (1, '2024-02-29 12:00+00', '\\x00ff', '2024-02-29', '1 day')"
+        if copied:
+            execute(dsn, insert)
+        follower = Follower(ms.sources.postgres(dsn, "kinds"))
+        follower.copied()
+        if not copied:
+            execute(dsn, insert)
+        while not follower.rows:
+            follower.turn()
+        row = follower.rows[1]
+        assert row["at"] == datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC) and row["raw"] == b"\0\xff"
+        assert row["day"] == datetime.date(2024, 2, 29) and row["took"] == "1 day"
+        follower.reader.close()
+    finally:
+        execute(dsn, "alter database postgres reset all")
+
+
+def test_generated_columns_are_left_out(dsn: str) -> None:
+    execute(dsn, "create table items (id integer primary key, name text, size integer generated always as (length(name)) stored)")
+    source = ms.sources.postgres(dsn, "items")
+    assert source.schema.startswith("id int, name string, postgres_lsn")
+    with pytest.raises(InputError, match="has no column 'size', which is generated: its changes are not sent"):
+        Follower(ms.sources.postgres(dsn, "items", columns=["size"])).turn()
+
+
+def test_a_column_that_has_gone_is_named_and_one_that_was_added_has_its_values(dsn: str) -> None:
+    execute(dsn, ITEMS)
+    execute(dsn, "insert into items values (1, 'tea', 1)")
+    follower = Follower(ms.sources.postgres(dsn, "items"))
+    follower.copied()
+    execute(dsn, "update items set price = 2")
+    execute(dsn, "alter table items add column colour text default 'red'")
+    again = Follower(ms.sources.postgres(dsn, "items"), follower.at)  # the change is older than the column
+    while 1 not in again.rows:
+        again.turn()
+    assert (again.rows[1]["price"], again.rows[1]["colour"]) == (2, "red")
+    execute(dsn, "alter table items rename name to title")
+    execute(dsn, "update items set price = 3")
+    with pytest.raises(InputError, match=r"table items of PostgreSQL: column t\.name does not exist: it was dropped, or has another name"):
+        again.until(lambda table: False)
+    again.reader.close()
+    third = Follower(ms.sources.postgres(dsn, "items", columns=["price"]), again.at)
+    while 1 not in third.rows:
+        third.turn()
+    execute(dsn, "alter table items rename id to number")
+    execute(dsn, "update items set price = 4")
+    with pytest.raises(InputError, match=r"table public\.items has no column 'id' any longer, which is of its primary key"):
+        while True:
+            third.turn()
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("for table items with (publish = 'insert, update, truncate')", 'leaves out deletes: alter publication "mine" set \\(publish = '),
+        ("for table items where (id > 5)", "leaves out rows .*: name another with publication="),
+        (
+            "for table items (id, price)",
+            "leaves out column 'name': alter publication \"mine\" set table items, or leave it out with columns=",
+        ),
+    ],
+)
+def test_a_publication_that_does_not_tell_all_is_refused(dsn: str, what: str, says: str) -> None:
+    execute(dsn, ITEMS)
+    execute(dsn, f"create publication mine {what}")
+    with pytest.raises(InputError, match=says):
+        Follower(ms.sources.postgres(dsn, "items", publication="mine")).turn()
+
+
+def test_a_publication_that_is_altered_later_is_refused_at_the_next_start(dsn: str) -> None:
+    execute(dsn, ITEMS)
+    follower = Follower(ms.sources.postgres(dsn, "items"))
+    follower.copied()
+    execute(dsn, "alter publication millstream_items set (publish = 'insert')")
+    follower.start()
+    with pytest.raises(InputError, match="publication 'millstream_items' leaves out updates"):
+        follower.turn()
+
+
+def test_a_replica_identity_without_the_primary_key_is_refused(dsn: str) -> None:
+    execute(dsn, "create table items (id integer primary key, name text not null unique)")
+    execute(dsn, "create unique index both_columns on items (name, id)")
+    for index in ("items_name_key", "both_columns"):
+        execute(dsn, f"alter table items replica identity using index {index}")
+        if index == "items_name_key":
+            with pytest.raises(
+                InputError, match=r"is an index without the primary key, by which .*alter table items replica identity default"
+            ):
+                Follower(ms.sources.postgres(dsn, "items")).turn()
+    follower = Follower(ms.sources.postgres(dsn, "items"))
+    execute(dsn, "insert into items values (1, 'tea'), (2, 'rum')")
+    follower.copied()
+    execute(dsn, "delete from items where id = 1")
+    follower.until(lambda table: table == {2: "rum"})
+    follower.reader.close()
+
+
+def test_a_table_with_partitions(dsn: str) -> None:
+    execute(dsn, "create table items (id integer primary key, name text) partition by range (id)")
+    for at in (0, 10):
+        execute(dsn, f"create table items_{at} partition of items for values from ({at}) to ({at + 10})")
+    execute(dsn, "create publication mine for table items")
+    with pytest.raises(
+        InputError, match=r'is not in publication .mine.: alter publication "mine" set \(publish_via_partition_root = true\)'
+    ):
+        Follower(ms.sources.postgres(dsn, "items", publication="mine")).turn()
+    execute(dsn, "insert into items values (1, 'a'), (11, 'b')")
+    follower = Follower(ms.sources.postgres(dsn, "items"))
+    follower.copied()
+    execute(dsn, "update items set id = 12, name = 'c' where id = 1")
+    execute(dsn, "delete from items where id = 11")
+    follower.until(lambda table: table == {12: "c"})
+    follower.reader.close()
+    execute(dsn, "alter table items_10 replica identity nothing")
+    with pytest.raises(InputError, match="the replica identity of items_10 is nothing"):
+        Follower(ms.sources.postgres(dsn, "items")).turn()
+
+
+def test_sessions_that_the_server_ends_in_the_first_copy_are_opened_again(dsn: str) -> None:
+    execute(dsn, ITEMS)
+    execute(dsn, "insert into items select n, 'x' from generate_series(1, 20) n")
+    follower = Follower(ms.sources.postgres(dsn, "items", max_per_epoch=5))
+    while json.loads(str(follower.at)).get("copying") is not None or not json.loads(str(follower.at))["lsn"]:
+        execute(
+            dsn, "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and backend_type = 'client backend'"
+        )
+        follower.turn()
+    assert follower.table() == dict.fromkeys(range(1, 21), "x")
+    follower.reader.close()
+
+
+def test_credentials_that_are_refused_are_not_tried_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    connect = psycopg.connect
+    monkeypatch.setattr(psycopg, "connect", lambda *given, **named: calls.append(given) or connect(*given, **named))
+    monkeypatch.setattr("millstream.network.TRIED_FOR", 1.0)
+    nobody = psycopg.conninfo.make_conninfo(dsn, user="nobody")
+    with pytest.raises(InputError, match='role "nobody" does not exist'):
+        ms.sources.postgres(nobody, "items").connected()
+    assert len(calls) == 1
+    with pytest.raises(InputError, match="No such file"):
+        ms.sources.postgres("host=/nowhere", "items").connected()
+    assert len(calls) > 2
+
+
+def test_connections_find_out_that_a_server_is_gone(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    connect = psycopg.connect
+    monkeypatch.setattr(psycopg, "connect", lambda text, **named: made.append(text) or connect(text, **named))
+    execute(dsn, ITEMS)
+    made.clear()
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "7")
+    ms.sources.postgres(dsn, "items").connected().close()
+    sink = ms.sinks.postgres(psycopg.conninfo.make_conninfo(dsn, keepalives_idle=3), "items")
+    sink.check()
+    sink.begin(SinkWriter("w", 1))
+    sink.close()
+    found = [psycopg.conninfo.conninfo_to_dict(text) for text in made]
+    assert len(found) == 3 and all(one["tcp_user_timeout"] == "60000" and one["keepalives_count"] == "4" for one in found)
+    assert [one["keepalives_idle"] for one in found] == ["20", "3", "3"]
+    assert not any("connect_timeout" in one for one in found), "the environment says it"
+
+
+class Held:
+    """A connection that is lost for us, and that the server goes on holding: `cut` says so."""
+
+    cut = False
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def get_copy_data(self, asynchronous: int) -> Any:
+        if self.cut:
+            raise psycopg.OperationalError("the network is gone")
+        return self._real.get_copy_data(asynchronous)
+
+    def finish(self) -> None:
+        if not self.cut:
+            self._real.finish()
+
+
+def test_a_connection_that_is_lost_for_us_alone_is_opened_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["millstream.sources.postgres_stream"]
+    made: list[Held] = []
+    opened = module.replication
+
+    def held(dsn: str) -> Held:
+        made.append(Held(opened(dsn)))
+        return made[-1]
+
+    monkeypatch.setattr(module, "replication", held)
+    monkeypatch.setattr("millstream.network.TRIED_FOR", 2.0)
+    execute(dsn, ITEMS)
+    follower = Follower(ms.sources.postgres(dsn, "items"))
+    follower.copied()
+    execute(dsn, "insert into items values (1, 'a')")
+    follower.until(lambda table: table == {1: "a"})
+    made[-1].cut = True
+    execute(dsn, "insert into items values (2, 'b')")
+    follower.until(lambda table: table == {1: "a", 2: "b"})
+    follower.reader.close()
+    for one in made:
+        one._real.finish()
+
+
 def test_the_slot_is_moved_behind_what_is_committed_and_while_nothing_changes(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(dsn, ITEMS)
     execute(dsn, "create table others (n integer)")
@@ -401,8 +645,10 @@ def test_what_is_wrong_is_said_before_anything_is_read(dsn: str) -> None:
     with pytest.raises(InputError, match="there is a replication slot 'mine', perhaps of another pipeline"):
         turn(slot="mine")
     execute(dsn, "create publication other")
-    with pytest.raises(InputError, match="is not in publication 'other': alter publication other add table items"):
+    with pytest.raises(InputError, match="is not in publication 'other': alter publication \"other\" add table items"):
         turn(publication="other")
+    with pytest.raises(InputError, match="has no column 'prize'; it has id, name"):
+        turn(schema="id int, prize string")
     with pytest.raises(DefinitionError, match="a slot has a name of small letters"):
         turn(slot="a b")
     execute(dsn, "insert into items values (1, 'tea')")

@@ -23,6 +23,9 @@ class KafkaError(Exception):
     def retriable(self) -> bool:
         return self._retriable
 
+    def name(self) -> str:
+        return f"_{self._code}"
+
     def str(self) -> str:
         return f"error {self._code}"
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from plannedkit import KitEpochs, Told, pipeline, published
+from plannedkit import KitEpochs, KitRunner, Told, pipeline, published
 
 import millstream as ms
+from millstream.engine.receipts import EpochOrder
 from millstream.errors import CheckpointError, DefinitionError, InputError
 from millstream.sinks.base import DriverContext, SinkRow, TaskContext
 from millstream.sinks.published import PublishedFiles, batch, check_columns
@@ -106,6 +107,44 @@ def test_with_a_checkpoint_the_end_is_read_too(tmp_path: Path) -> None:
     again = run(storage, folder, reader.rows, bounded=False)
     assert again.latest is not None
     assert read(knows) == (again.latest.epoch, published(folder)) and len(published(folder)) == 2
+
+
+class Sizes(KitRunner):
+    """Rows above 5 are too large to wait in the checkpoint: the task puts a file of them into the folder."""
+
+    def part(self, emission: Any, rows: list[Any], order: EpochOrder) -> Part:
+        if max(rows) <= 5:
+            return super().part(emission, rows, order)
+        context = TaskContext(self.storage, "out", order.epoch, "kit-out-0000", "1.a", token=order.token, pipeline="kit")
+        return emission.sink.stage_encoded(context, emission.sink.encode_part(context, [SinkRow("k", 1, row) for row in rows]), len(rows))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stream", [None, "out"])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_reader_that_knows_the_checkpoint_misses_no_file_of_a_sink_that_rolls(tmp_path: Path, seed: int, stream: str | None) -> None:
+    dice, storage, folder = random.Random(seed), LocalStorage(tmp_path / "checkpoint"), tmp_path / "out"
+    ManifestLog(storage).identify("kit", 1, 1, ["in"])
+    sink = ms.sinks.files(folder, roll="5s")
+    sink.check()
+    rows = Told([])
+    epochs = KitEpochs(pipeline(sink).program(), storage, {"in": rows}, runner=Sizes)  # type: ignore[arg-type]
+    epochs.resume()
+    files = PublishedFiles(str(folder), checkpoint=storage.url, stream=stream)
+    at, found = -1, []
+    for _ in range(30):
+        if dice.random() < 0.7:
+            rows.rows.append(dice.randrange(1, 9))
+        epochs.now += dice.randrange(3_000)
+        epochs.turn()
+        end, names = read(files, at)
+        found += names
+        assert end >= at
+        at = end
+    epochs.now += 3_600_000
+    epochs.turn()
+    epochs.turn()  # what was published is complete when another epoch is committed
+    found += read(files, at)[1]
+    assert found == sorted(set(found), key=lambda one: one.split("-")[-1]) and sorted(found) == published(folder)
 
 
 def test_a_checkpoint_of_another_pipeline_is_refused(tmp_path: Path) -> None:

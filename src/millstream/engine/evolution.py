@@ -115,12 +115,11 @@ def _layout(of: ComputationState | ComputationSpec) -> str:
 
 
 def _check_waiting(latest: Manifest, program: Program, drop: Sequence[str]) -> None:
-    sinks = [e for e in program.topology.emissions if e.name in latest.waiting and type(e.sink).encode_part is not Sink.encode_part]
-    known = {emission.name: emission.sink.form for emission in sinks}
+    known = {e.name: e.sink for e in program.topology.emissions if type(e.sink).encode_part is not Sink.encode_part}
     lost = sorted(
         name
         for name, waiting in latest.waiting.items()
-        if name not in drop and any(part.own.get("form", "") != known.get(name) for part in waiting.parts)
+        if name not in drop and (name not in known or not all(known[name].takes(part.own.get("form", "")) for part in waiting.parts))
     )
     if lost:
         rows = sum(part.rows for name in lost for part in latest.waiting[name].parts)

@@ -115,6 +115,10 @@ class Sink:
         """Task, likewise: makes what `encode_part` gave durable and invisible, as `stage` would."""
         raise NotImplementedError
 
+    def takes(self, form: str) -> bool:
+        """Driver: whether it can publish parts that were made in that form."""
+        return form == self.form
+
     def by_default(self, roll_millis: int) -> None:
         """Driver, at the start of a run: for how long parts wait if nobody has said it; 0 for micro-batches. The epochs of a resident run are many and
         small. For sinks that make an object per epoch."""

@@ -2,18 +2,22 @@
 
 The marker is that of Delta's own protocol: an application's transaction version, which readers and VACUUM leave alone. There are two: of the writer's
 epochs, and of its runs, which a new run raises first. Two commits for one application exclude each other.
+
+We write files by ourselves. So a table that asks more of its writers than plain Parquet (column mapping, constraints, generated columns, features that
+delta-rs does not know) is refused at the start: `_demands`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millstream.core.time import Duration
-from millstream.errors import DefinitionError, Fenced, SinkError
+from millstream.errors import DefinitionError, Fenced, SinkError, StorageError
 from millstream.extras import needed
 from millstream.sinks.epoch_sink import EpochRows, SinkWriter
 from millstream.sinks.lake import LakeSink, last_of_each
@@ -22,6 +26,21 @@ from millstream.state.storage import open_storage
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
+
+
+#: Features of tables that ask nothing of who only adds plain files, unless a property or a column says so.
+_FEATURES = {
+    "appendOnly",
+    "invariants",
+    "checkConstraints",
+    "changeDataFeed",
+    "generatedColumns",
+    "columnMapping",
+    "deletionVectors",
+    "timestampNtz",
+    "v2Checkpoint",
+}
+_OF_COLUMNS = re.compile(r'"(delta\.(?:generationExpression|invariants|identity)[.\w]*|CURRENT_DEFAULT)"')
 
 
 class DeltaSink(LakeSink):
@@ -54,6 +73,10 @@ class DeltaSink(LakeSink):
         self.key = [key] if isinstance(key, str) else list(key)
         self.paths, self.options = dict(columns or {}), storage_options
         self._columns: list[TableColumn] = []
+        self._kept: DeltaTable | None = None  # driver: to open one costs more, the more files it has
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_kept": None}
 
     def describe(self) -> str:
         return f"Delta table {self.path}"
@@ -62,18 +85,28 @@ class DeltaSink(LakeSink):
     def transient(self) -> tuple[type[Exception], ...]:  # type: ignore[override]
         from deltalake.exceptions import CommitFailedError
 
-        return (CommitFailedError,)
+        return (CommitFailedError, OSError, StorageError)
 
     def _table(self) -> DeltaTable:
         with needed("ms.sinks.delta"):
             from deltalake import DeltaTable
-        return DeltaTable(self.path, storage_options=self.options)
+            from deltalake.exceptions import DeltaError
+        if self._kept is not None:
+            try:
+                self._kept.update_incremental()
+                return self._kept
+            except DeltaError:  # what is between the two versions is gone
+                pass
+        self._kept = DeltaTable(self.path, storage_options=self.options)
+        return self._kept
 
     def check(self) -> None:
         import pyarrow as pa
 
         try:
-            table = self._table()
+            for attempt in self.tries():
+                with attempt:
+                    table = self._table()
         except Exception as error:
             if type(error).__name__ == "MissingExtra":
                 raise
@@ -81,6 +114,11 @@ class DeltaSink(LakeSink):
             raise SinkError(f"{self.describe()} cannot be opened: {' '.join(str(error).split()).rstrip('.')}. {how}") from error
         if partitions := table.metadata().partition_columns:
             raise SinkError(f"{self.describe()} is partitioned by {', '.join(partitions)}, which this sink cannot write")
+        if demands := self._demands(table):
+            raise SinkError(
+                f"{self.describe()} asks of its writers what this sink does not do: {', '.join(demands)}. Give the pipeline a plain table, and fill this one "
+                f"from it"
+            )
         schema = pa.schema(table.schema().to_arrow())
         if unknown := [name for name in (*self.paths, *self.key) if name not in schema.names]:
             raise SinkError(f"{self.describe()} has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
@@ -88,6 +126,17 @@ class DeltaSink(LakeSink):
         self._columns = [
             TableColumn(field.name, paths[field.name], field.type, not field.nullable) for field in schema if field.name in paths
         ]
+
+    def _demands(self, table: DeltaTable) -> list[str]:
+        """What would be left undone if we wrote there."""
+        settings = table.metadata().configuration
+        found = [f"{name}={value}" for name, value in settings.items() if name.startswith("delta.constraints.")]
+        if (mode := settings.get("delta.columnMapping.mode", "none")) != "none":
+            found.append(f"delta.columnMapping.mode={mode}")
+        if self.key and settings.get("delta.appendOnly") == "true":
+            found.append("delta.appendOnly=true, with upserts")
+        found += sorted(set(_OF_COLUMNS.findall(table.schema().to_json())))
+        return found + [f"feature {name}" for name in table.protocol().writer_features or () if name not in _FEATURES]
 
     def columns(self) -> Sequence[TableColumn]:
         return self._columns
@@ -123,6 +172,10 @@ class DeltaSink(LakeSink):
             for file in self.files(writer, epoch, rows)
         ]
         table.create_write_transaction(added, "append", table.schema(), commit_properties=marked)
+
+    def close(self) -> None:
+        super().close()
+        self._kept = None
 
     def _merge(self, table: DeltaTable, rows: Any, marked: CommitProperties) -> None:
         same = " and ".join(f"t.`{name}` = s.`{name}`" for name in self.key)

@@ -13,6 +13,8 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -49,6 +51,11 @@ class EpochRows:
     def pieces(self) -> Iterator[bytes]:
         """What `encode` gave in the tasks, of parts that wait in the checkpoint. Rows of one key are in their order."""
         return (part_bytes(self._storage, part) for part in self.parts if part.in_checkpoint)
+
+    def by_form(self) -> Iterator[tuple[str, EpochRows]]:
+        """Those of parts that were made in the same form, one after another, in their order."""
+        for form, parts in groupby(self.parts, lambda part: str(part.own.get("form", ""))):
+            yield form, EpochRows(self._storage, list(parts))
 
     def __iter__(self) -> Iterator[SinkRow]:
         """The rows, where `encode` is the base's own."""
@@ -120,20 +127,28 @@ class EpochSink(KeptRows):
         """Driver: writes the rows and the marker in one transaction. Raises Fenced if a newer run has been there."""
         raise NotImplementedError
 
+    def passes(self, error: Exception) -> bool:
+        """Whether it is worth trying again after this error."""
+        return isinstance(error, self.transient)
+
+    def tries(self) -> Iterator[AbstractContextManager[Any]]:
+        """Rule 4: a `with` block for each try."""
+        return retried(self.passes) if self.transient else iter([nullcontext()])
+
     def by_default(self, roll_millis: int) -> None:
         self.roll_millis = self.roll if self.roll is not None else min(roll_millis, self.resident_roll)
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         if not parts:
             return
-        if any(part.own.get("form") != self.form for part in parts):
+        if other := [form for part in parts if not self.takes(form := part.own.get("form", ""))]:
             raise SinkError(
-                f"stream {context.emission!r} into {self.describe()}: rows of epoch {epoch} are committed in the form of another sink. Run once more with that "
-                f"sink, so that they are published, and change it then."
+                f"stream {context.emission!r} into {self.describe()}: rows of epoch {epoch} are committed in the form of another sink ({other[0]}, not "
+                f"{self.form}). Run once more with that sink, so that they are published, and change it then."
             )
         writer, rows = self._writer(context), EpochRows(context.checkpoint, parts)
         try:
-            for attempt in retried(self.transient):
+            for attempt in self.tries():
                 with attempt:
                     self._commit(context, writer, epoch, rows)
         except Fenced as error:

@@ -59,7 +59,7 @@ def _has_no_number(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(map(_has_no_number, value))
 
 
-def encode_rows(sink: Sink, context: TaskContext, rows: Sequence[SinkRow], encode: Callable[[SinkRow], T]) -> list[T]:
+def encode_each(sink: Sink, context: TaskContext, rows: Sequence[SinkRow], encode: Callable[[SinkRow], T]) -> list[T]:
     """What the rows become. The error names the row that cannot be written."""
     found = []
     for row in rows:
@@ -166,7 +166,7 @@ class FileSink(Sink):
         except Exception:
             pass  # which row it is, is found one by one
         encode = json_bytes if self.nan == "error" else _encoder.encode
-        return b"".join(line + b"\n" for line in encode_rows(self, context, rows, encode))
+        return b"".join(line + b"\n" for line in encode_each(self, context, rows, encode))
 
     def commit(self, context: DriverContext, epoch: int, parts: Sequence[Part]) -> None:
         storage = open_storage(self.path, self.options)

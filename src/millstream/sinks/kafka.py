@@ -6,12 +6,14 @@ Rules
    the rows.
 3. A run calls `init_transactions`, by which the broker refuses older producers with that id and ends their transaction; only then it reads the marker.
    It reads up to the end that uncommitted readers see: another writer's open transaction would hide what lies behind it.
-4. Tasks make keys and values, and refuse what the broker would find too large, before the epoch is committed.
+4. Tasks make keys and values, and refuse what the broker would find too large, or too far from its clock, before the epoch is committed. What it takes is
+   asked of the topic at the start. An error that would come again with the same rows is not retried.
 5. After an error nothing is known of the transaction. The producer is given up, and the next one begins with rule 3.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +25,7 @@ from millstream.core.keys import key_bytes
 from millstream.core.time import Duration
 from millstream.errors import DefinitionError, Fenced, SinkError
 from millstream.extras import needed
-from millstream.kafka_client import ANSWER, quiet, said, settings_of
+from millstream.kafka_client import ANSWER, connected, passes, quiet, said, settings_of
 from millstream.sinks.base import SinkRow
 from millstream.sinks.epoch_sink import EpochRows, EpochSink, SinkWriter
 from millstream.sinks.files import json_bytes
@@ -34,8 +36,12 @@ if TYPE_CHECKING:
 MARKERS = "millstream-epochs"
 _MARKER_SETTINGS = {"cleanup.policy": "compact", "segment.ms": "600000", "segment.bytes": str(1 << 20), "min.cleanable.dirty.ratio": "0.1"}
 _LIVES = 60_000  # milliseconds: a transaction whose producer is gone
-_LARGEST = 1_000_000  # bytes of a record, as the broker's default has it
+_LARGEST = 1_000_000  # bytes of a record, as the client's default has it
+_OF_ROWS = ("MSG_SIZE_TOO_LARGE", "INVALID_TIMESTAMP", "INVALID_RECORD", "POLICY_VIOLATION", "RECORD_LIST_TOO_LARGE")
+_ANY = 1 << 62
 _OVERHEAD = 200
+
+_log = logging.getLogger("millstream.sinks")
 
 ToBytes = Callable[[Any], "bytes | None"]
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[tuple[bytes | None, bytes | None, int, str | None]])
@@ -44,6 +50,14 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(list[tup
 class _Marker(msgspec.Struct):
     epoch: int
     run: int
+
+
+class _Limits(msgspec.Struct, frozen=True):
+    """What the topic takes. size: bytes of a batch. before, after: by how many milliseconds a record's time may differ from the broker's clock."""
+
+    size: int = _ANY
+    before: int = _ANY
+    after: int = _ANY
 
 
 class KafkaSink(EpochSink):
@@ -74,6 +88,7 @@ class KafkaSink(EpochSink):
         self.topic, self.markers = topic, markers
         self.key, self.value = _codec("key", key), _codec("value", value)
         self._producers: dict[SinkWriter, Any] = {}
+        self._limits = _Limits()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_producers": {}}
@@ -89,23 +104,52 @@ class KafkaSink(EpochSink):
             import confluent_kafka
         return (confluent_kafka.KafkaException, BufferError)
 
+    def passes(self, error: Exception) -> bool:
+        return super().passes(error) and (isinstance(error, BufferError) or passes(error, *_OF_ROWS))
+
     # --- topics
 
     def check(self) -> None:
         with needed("ms.sinks.kafka"):
-            import confluent_kafka.admin
-        admin = confluent_kafka.admin.AdminClient(quiet(self.settings))
+            import confluent_kafka
         try:
-            topics = admin.list_topics(timeout=ANSWER).topics
-            if self.topic not in topics:
-                raise SinkError(
-                    f"{self.describe()} is not there, or may not be seen; there are: {', '.join(sorted(topics)[:20]) or 'none'}. Create it first"
-                )
-            if self.markers not in topics:
-                self._make_markers(admin)
-            self._check_markers(admin)
+            for attempt in self.tries():
+                with attempt:
+                    self._check_topics(connected(self.settings))
         except confluent_kafka.KafkaException as error:
             raise SinkError(f"{self.describe()} at {self.settings['bootstrap.servers']}: {said(error)}") from error
+
+    def _check_topics(self, admin: Any) -> None:
+        topics = admin.list_topics(timeout=ANSWER).topics
+        if self.topic not in topics:
+            raise SinkError(
+                f"{self.describe()} is not there, or may not be seen; there are: {', '.join(sorted(topics)[:20]) or 'none'}. Create it first"
+            )
+        if self.markers not in topics:
+            self._make_markers(admin)
+        count = len(admin.list_topics(self.markers, timeout=ANSWER).topics[self.markers].partitions)
+        cleanup = self._settings_of(admin, self.markers).get("cleanup.policy", "compact")
+        if cleanup != "compact" or count != 1:
+            raise SinkError(
+                f"topic {self.markers!r} of Kafka, which has the epochs that are written, has cleanup.policy={cleanup} and {count} partitions: it must be "
+                f"compacted, or markers expire, and have one. Alter it, or name another with markers="
+            )
+        self._limits = _limits(self._settings_of(admin, self.topic))
+
+    def _settings_of(self, admin: Any, topic: str) -> dict[str, str]:
+        """What a topic is set to; nothing, where we may not see it."""
+        import confluent_kafka
+        from confluent_kafka.admin import ConfigResource, ResourceType
+
+        (future,) = admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]).values()
+        try:
+            return {name: one.value for name, one in future.result(ANSWER).items()}
+        except confluent_kafka.KafkaException as error:
+            if "AUTHORIZATION" not in error.args[0].name():
+                raise
+            text = "the settings of topic %r of Kafka may not be seen, so nobody knows whether it takes what is written: %s. Grant DescribeConfigs"
+            _log.warning(text, topic, said(error))
+            return {}
 
     def _make_markers(self, admin: Any) -> None:
         import confluent_kafka.admin
@@ -118,32 +162,35 @@ class KafkaSink(EpochSink):
             if error.args[0].code() != confluent_kafka.KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
 
-    def _check_markers(self, admin: Any) -> None:
-        from confluent_kafka.admin import ConfigResource, ResourceType
-
-        (settings,) = [one.result(ANSWER) for one in admin.describe_configs([ConfigResource(ResourceType.TOPIC, self.markers)]).values()]
-        count = len(admin.list_topics(self.markers, timeout=ANSWER).topics[self.markers].partitions)
-        if settings["cleanup.policy"].value != "compact" or count != 1:
-            raise SinkError(
-                f"topic {self.markers!r} of Kafka, which has the epochs that are written, has cleanup.policy={settings['cleanup.policy'].value} and {count} "
-                f"partitions: it must be compacted, or markers expire, and have one. Alter it, or name another with markers="
-            )
-
     # --- tasks
 
     def encode(self, rows: Sequence[SinkRow]) -> bytes:
-        largest = int(self.settings.get("message.max.bytes", _LARGEST)) - _OVERHEAD
+        largest, now = self._largest() - _OVERHEAD, int(time.time() * 1000)
         found = []
         for row in rows:
             try:
                 key, value = self.key(row.key), None if row.value is None else self.value(row.value)
-                size = len(key or b"") + len(value or b"")
+                id = getattr(row, "id", None)
+                size = len(key or b"") + len(value or b"") + len(id or "")
                 if size > largest:
-                    raise ValueError(f"it comes to {size:,} bytes, and {largest:,} are allowed (message.max.bytes)")
+                    raise ValueError(
+                        f"it comes to {size:,} bytes, and {largest:,} are allowed (message.max.bytes of the client, max.message.bytes of the topic)"
+                    )
+                if row.timestamp - now > self._limits.after or (now - row.timestamp > self._limits.before and row.timestamp > 0):
+                    raise ValueError(
+                        f"its time, {row.timestamp}, is too far from now for the topic: alter message.timestamp.after.max.ms or "
+                        f"message.timestamp.before.max.ms, or set message.timestamp.type=LogAppendTime"
+                    )
             except Exception as error:
                 raise ValueError(f"key {row.key!r}: value {row.value!r:.200} cannot be written: {error}") from error
-            found.append((key, value, row.timestamp, getattr(row, "id", None)))
+            found.append((key, value, row.timestamp, id))
         return _encoder.encode(found)
+
+    def _largest(self) -> int:
+        """Bytes of a record. With compression the broker sees fewer, and nobody knows how many."""
+        mine = int(self.settings.get("message.max.bytes", _LARGEST))
+        is_plain = self.settings.get("compression.type", self.settings.get("compression.codec", "none")) == "none"
+        return min(mine, self._limits.size) if is_plain else mine
 
     # --- the driver
 
@@ -151,7 +198,8 @@ class KafkaSink(EpochSink):
         import confluent_kafka
 
         id = f"millstream.{writer.name}.0"
-        settings = {"linger.ms": 5, **quiet(self.settings), "transactional.id": id, "transaction.timeout.ms": _LIVES}
+        batch = min(int(self.settings.get("batch.size", _LARGEST)), self._largest())
+        settings = {"linger.ms": 5, **quiet(self.settings), "transactional.id": id, "transaction.timeout.ms": _LIVES, "batch.size": batch}
         producer = self._producers[writer] = confluent_kafka.Producer({"partitioner": "murmur2_random", **settings})
         producer.init_transactions(ANSWER)
         marker = self._read_marker(id)
@@ -239,6 +287,16 @@ class KafkaSink(EpochSink):
             with warnings.catch_warnings(action="ignore"):  # of a transaction that is open: the next one with its id ends it
                 producer.purge()
                 producer.close(1.0)
+
+
+def _limits(settings: Mapping[str, str]) -> _Limits:
+    """Before Kafka 3.6 one setting has both differences."""
+    size = int(settings.get("max.message.bytes", _ANY))
+    if settings.get("message.timestamp.type") == "LogAppendTime":
+        return _Limits(size)
+    names = ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms")
+    old = int(settings.get("message.timestamp.difference.max.ms", _ANY))
+    return _Limits(size, *(min(old, int(settings.get(name, _ANY))) for name in names))
 
 
 def _produce(producer: Any, topic: str, **record: Any) -> None:

@@ -3,13 +3,14 @@
 Rules
 1. A task writes many rows to a file in the table's folder; a few wait in the checkpoint, and the driver makes one file of all that wait. So an epoch is
    one commit with few files, and with `roll` many small epochs are.
-2. The commit names the files and changes the marker: the epoch, and the run. A commit that another one came in between of is not repeated as it is: the
-   marker is read again.
+2. The commit names the files and changes the marker: the epoch, and the run. The marker is read of the very version of the table that the commit is made
+   on, so that look and commit are one. A commit that another one came in between of is not repeated as it is: the marker is read again.
 3. Files of attempts that were never committed are left to the table's own clearing (VACUUM, remove_orphan_files): their names do not tell them apart.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,9 @@ class LakeSink(EpochSink):
         """The table's columns, as `check` has found them."""
         raise NotImplementedError
 
+    def passes(self, error: Exception) -> bool:
+        return super().passes(error) and not isinstance(error, (FileNotFoundError, PermissionError))
+
     def put(self, name: str, data: bytes) -> None:
         """Writes a file into the table's folder."""
         raise NotImplementedError
@@ -57,18 +61,22 @@ class LakeSink(EpochSink):
     def files(self, writer: SinkWriter, epoch: int, rows: EpochRows) -> list[DataFile]:
         """The files of an epoch: those of the tasks, and one of what waited."""
         found = [DataFile(str(part.staged), part.own["size"], part.rows) for part in rows.parts if not part.in_checkpoint]
-        waiting = sum(part.rows for part in rows.parts if part.in_checkpoint)
-        for at, data in enumerate(join_parquet(list(rows.pieces())) if waiting else ()):
+        for at, data in enumerate(join_parquet(list(rows.pieces()))):
             name = f"millstream-{writer.name}-{writer.run}-{epoch:012d}-{at}.parquet"
             self.put(name, data)
-            found.append(DataFile(name, len(data), waiting if not at else 0))
+            found.append(DataFile(name, len(data), rows_of(data)))
         return found
+
+
+def rows_of(data: bytes) -> int:
+    """How many rows a Parquet file has."""
+    import pyarrow.parquet
+
+    return pyarrow.parquet.read_metadata(io.BytesIO(data)).num_rows  # type: ignore[no-any-return]
 
 
 def last_of_each(pieces: list[bytes], key: Sequence[str]) -> Any:
     """The rows of upserts as one Arrow table: of several with one key the last."""
-    import io
-
     import pyarrow as pa
     import pyarrow.parquet
 

@@ -4,14 +4,17 @@ Rules
 1. Tasks make the text that COPY reads, with types checked against the table's: what cannot be written is found before the epoch is committed.
 2. The marker is a row of `millstream_epochs`, in the table's schema: the last epoch and run of each writer. It is changed last, by the statement that
    commits, so its row is never locked while the server waits for us.
-3. A run ends the sessions of the runs before it, which may have been stopped inside a transaction and would hold it up; then it takes the marker. A session
-   that does nothing inside a transaction is ended by the server, too.
-4. Upserts: the rows of an epoch go to a temporary table; of several with one key the last counts. A row without a value removes its key.
+3. A run ends the sessions of the runs before it, which may have been stopped inside a transaction and would hold it up; then it takes the marker, and ends
+   those that came in between. It must have their role, or be a member of it. A session that does nothing inside a transaction is ended by the server, too, but
+   not one inside a COPY.
+4. A part says which columns its rows have, so rows that wait are written after columns were added to the table.
+5. Upserts: the rows of an epoch go to a temporary table; of several with one key the last counts. A row without a value removes its key.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,7 @@ import msgspec
 from millstream.core.time import Duration
 from millstream.errors import DefinitionError, Fenced, SinkError
 from millstream.extras import needed
+from millstream.postgres_client import conninfo, passes, primary_key, quoted, said
 from millstream.sinks.base import SinkRow
 from millstream.sinks.epoch_sink import EpochRows, EpochSink, SinkWriter
 from millstream.sinks.files import json_bytes
@@ -78,9 +82,16 @@ class PostgresSink(EpochSink):
             import psycopg
         return (psycopg.OperationalError, psycopg.InterfaceError)
 
+    def passes(self, error: Exception) -> bool:
+        return passes(error)
+
     @property
     def form(self) -> str:  # type: ignore[override]
-        return f"postgres {self.mode} {', '.join(column.name for column in self._known().columns)}"
+        return f"postgres {self.mode} {', '.join(quoted(column.name) for column in self._known().columns)}"
+
+    def takes(self, form: str) -> bool:
+        """Rule 4."""
+        return form.startswith(f"postgres {self.mode} ") and set(_columns(form)) <= set(_columns(self.form))
 
     def _known(self) -> _TableShape:
         if self._shape is None:
@@ -95,11 +106,12 @@ class PostgresSink(EpochSink):
         with needed("ms.sinks.postgres"):
             import psycopg
         try:
-            with psycopg.connect(self.dsn, autocommit=True, application_name="millstream check") as session:
-                self._shape = self._look(session)
-                self._make_markers(session)
+            for attempt in self.tries():
+                with attempt, psycopg.connect(conninfo(self.dsn, application_name="millstream check"), autocommit=True) as session:
+                    self._shape = self._look(session)
+                    self._make_markers(session)
         except psycopg.Error as error:
-            raise SinkError(f"{self.describe()}: {_said(error)}") from error
+            raise SinkError(f"{self.describe()}: {said(error)}") from error
 
     def _look(self, session: psycopg.Connection[Any]) -> _TableShape:
         oid = session.execute("select to_regclass(%s)::oid", [self.table]).fetchone()[0]  # type: ignore[index]
@@ -110,7 +122,7 @@ class PostgresSink(EpochSink):
             "from pg_attribute a where a.attrelid = %s and a.attnum > 0 and not a.attisdropped order by a.attnum",
             [oid],
         ).fetchall()
-        key = [name for (name,) in session.execute(_PRIMARY_KEY, [oid]).fetchall()]
+        key = primary_key(session, oid)
         if self.mode == "upsert" and not key:
             raise SinkError(f"{self.describe()} has no primary key, which upserts need: alter table {self.table} add primary key (...)")
         names = [name for name, _, _, _ in known]
@@ -146,10 +158,10 @@ class PostgresSink(EpochSink):
         import psycopg
 
         name = f"millstream {hashlib.blake2b(writer.name.encode(), digest_size=10).hexdigest()}"
-        session = psycopg.connect(self.dsn, autocommit=True, application_name=f"{name} {writer.run}")
+        session = psycopg.connect(conninfo(self.dsn, application_name=f"{name} {writer.run}"), autocommit=True)
         self._sessions[writer] = session
         session.execute(f"set idle_in_transaction_session_timeout = '{_IDLE}'")
-        session.execute(_END_OLDER, {"name": name, "run": writer.run})
+        self._end_older(session, name, writer.run)
         marker = session.execute(
             f"insert into {self._markers()} as m (writer, run) values (%s, %s) on conflict (writer) do update set run = excluded.run "
             f"where m.run <= excluded.run returning epoch",
@@ -157,8 +169,9 @@ class PostgresSink(EpochSink):
         ).fetchone()
         if marker is None:
             raise Fenced(_REFUSES)
+        self._end_older(session, name, writer.run)
         if self.mode == "upsert":
-            names = ", ".join(f"{_quoted(c.name)}" for c in self._known().columns)
+            names = ", ".join(f"{quoted(c.name)}" for c in self._known().columns)
             session.execute("drop table if exists pg_temp.millstream_rows")
             session.execute(
                 f"create temp table millstream_rows on commit delete rows as select {names}, true as {GONE} from {self.table} with no data"
@@ -166,36 +179,45 @@ class PostgresSink(EpochSink):
             session.execute("alter table pg_temp.millstream_rows add column millstream_at bigserial")
         return marker[0]  # type: ignore[no-any-return]
 
+    def _end_older(self, session: psycopg.Connection[Any], name: str, run: int) -> None:
+        session.execute(_END_OLDER, {"name": name, "run": run})
+
     def write(self, writer: SinkWriter, epoch: int, rows: EpochRows) -> None:
         import psycopg
         from psycopg import sql
 
         session = self._sessions[writer]
-        names = ", ".join(_quoted(column.name) for column in self._known().columns)
-        into = f"{self.table} ({names})" if self.mode == "append" else f"pg_temp.millstream_rows ({names}, {GONE})"
         try:
             session.execute("begin")
-            with session.cursor() as cursor, cursor.copy(f"copy {into} from stdin (format csv)") as copy:
-                for piece in rows.pieces():
-                    for start in range(0, len(piece), _CHUNK):
-                        copy.write(piece[start : start + _CHUNK])
-            if self.mode == "upsert":
-                self._merge(session, names)
+            for at, (form, some) in enumerate(rows.by_form()):
+                if at and self.mode == "upsert":
+                    session.execute("delete from pg_temp.millstream_rows")
+                self._copy(session, _columns(form), some)
             done = sql.SQL(_MARK).format(markers=sql.SQL(self._markers()), writer=writer.name, epoch=epoch, run=writer.run)
             session.execute(done)
         except (psycopg.DataError, psycopg.IntegrityError) as error:
-            raise SinkError(f"the table refuses a row: {_said(error)}. Alter the table so that it fits") from error
+            raise SinkError(f"the table refuses a row: {said(error)}. Alter the table so that it fits") from error
         except psycopg.Error as error:
             if error.sqlstate == "MS001":
                 raise Fenced(_REFUSES) from error
             raise
 
-    def _merge(self, session: psycopg.Connection[Any], names: str) -> None:
-        shape = self._known()
-        key = ", ".join(map(_quoted, shape.key))
+    def _copy(self, session: psycopg.Connection[Any], columns: Sequence[str], rows: EpochRows) -> None:
+        names = ", ".join(columns)
+        into = f"{self.table} ({names})" if self.mode == "append" else f"pg_temp.millstream_rows ({names}, {GONE})"
+        with session.cursor() as cursor, cursor.copy(f"copy {into} from stdin (format csv)") as copy:
+            for piece in rows.pieces():
+                for start in range(0, len(piece), _CHUNK):
+                    copy.write(piece[start : start + _CHUNK])
+        if self.mode == "upsert":
+            self._merge(session, columns)
+
+    def _merge(self, session: psycopg.Connection[Any], columns: Sequence[str]) -> None:
+        shape, names = self._known(), ", ".join(columns)
+        key = ", ".join(map(quoted, shape.key))
         last = f"select distinct on ({key}) * from pg_temp.millstream_rows order by {key}, millstream_at desc"
-        same = " and ".join(f"t.{_quoted(name)} = l.{_quoted(name)}" for name in shape.key)
-        others = [_quoted(column.name) for column in shape.columns if column.name not in shape.key]
+        same = " and ".join(f"t.{quoted(name)} = l.{quoted(name)}" for name in shape.key)
+        others = [name for name in columns if name not in map(quoted, shape.key)]
         change = f"update set {', '.join(f'{name} = excluded.{name}' for name in others)}" if others else "nothing"
         session.execute(f"delete from {self.table} t using ({last}) l where {same} and l.{GONE}")
         session.execute(
@@ -214,26 +236,24 @@ def _column(name: str, path: str, kind: str, required: bool) -> TableColumn:
     return TableColumn(name, path, arrow, required, convert)
 
 
-_PRIMARY_KEY = (
-    "select a.attname from pg_index i, unnest(i.indkey) with ordinality k(number, at) join pg_attribute a on a.attnum = k.number "
-    "where i.indrelid = %s and i.indisprimary and a.attrelid = i.indrelid order by k.at"
-)
 _END_OLDER = (
-    "select pg_terminate_backend(pid) from pg_stat_activity where usename = current_user and pid <> pg_backend_pid() "
+    "select pg_terminate_backend(pid) from pg_stat_activity where pg_has_role(usesysid, 'usage') and pid <> pg_backend_pid() "
     "and case when application_name like %(name)s || ' %%' then split_part(application_name, ' ', 3)::bigint <= %(run)s else false end"
 )
 _MARK = (
-    "do $millstream$ begin update {markers} set epoch = {epoch}, written = now() where writer = {writer} and run = {run}; "
+    "do $millstream$ begin update {markers} set epoch = {epoch}, written = now() "
+    "where writer = {writer} and run = {run} and (epoch is null or epoch < {epoch}); "
     "if not found then raise exception 'replaced' using errcode = 'MS001'; end if; end $millstream$; commit"
 )
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def _columns(form: str) -> list[str]:
+    """The columns of rows, as SQL has them. Version 0.2.0 wrote names without quotes.
 
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
+    >>> _columns('postgres append "key", "a, b"'), _columns("postgres append key, n")
+    (['"key"', '"a, b"'], ['"key"', '"n"'])
+    """
+    return re.findall(r'"(?:[^"]|"")*"', form) or [quoted(name) for name in form.split(" ", 2)[-1].split(", ")]
 
 
 def arrow_type(kind: str) -> tuple[pa.DataType, Callable[[Any], Any] | None]:

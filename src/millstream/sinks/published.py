@@ -4,7 +4,8 @@ Rules
 1. A file's name ends with its epoch, and files appear in the order of these epochs (`sinks/files.py`). Those of one epoch appear one after another. So an epoch
    is complete when a file of a later one is there.
 2. A checkpoint knows more: a manifest is made when all before it is published. With it, an epoch is complete when a later one is committed, even if that
-   has published nothing.
+   has published nothing. Where a sink rolls, rows of committed epochs wait; a file that a task has staged meanwhile has the epoch in its name in which it
+   was made, and appears when they do. So what is complete ends before the oldest that waits.
 3. A listing is no moment: a file that appears meanwhile may be missed, one that appears after it may be seen. So what is complete is said by one listing,
    and its files are looked for in a later one.
 """
@@ -21,6 +22,7 @@ import msgspec
 
 from millstream.errors import CheckpointError, DefinitionError, InputError
 from millstream.readable.listing import plain
+from millstream.state.compaction import made_in
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import Storage, open_storage
 
@@ -63,8 +65,11 @@ class PublishedFiles:
         by_name = max((file.epoch for file in files), default=0) - 1
         if newest is None:
             return by_name
-        stream = self._stream or (_who(files[0].name).removeprefix(f"{self._pipeline}-") if files else "")
-        parts = newest.sinks.get(stream, ())
+        stream = self._stream or (_who(files[0].name).removeprefix(f"{self._pipeline}-") if files else None)
+        wait = [part for name, some in newest.waiting.items() if stream in (None, name) for part in some.parts]
+        if wait:
+            return max(by_name, min(made_in(str(part.staged)) for part in wait) - 1)
+        parts = [part for name, some in newest.sinks.items() if stream in (None, name) for part in some]
         there = {file.name for file in files}
         is_published = all(not part.in_checkpoint and part.own.get("final") in there for part in parts)
         return max(by_name, newest.epoch if is_published else newest.epoch - 1)

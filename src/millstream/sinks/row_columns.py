@@ -152,17 +152,27 @@ def converted(values: list[Any], kind: Any) -> pa.Array:
         return pa.array(values)
     if pa.types.is_timestamp(kind):
         try:
-            return pa.array(values, pa.int64()).cast(pa.timestamp("ms", kind.tz)).cast(kind)
+            return _integers(values, pa.int64()).cast(pa.timestamp("ms", kind.tz)).cast(kind)
         except (pa.ArrowException, TypeError):
             values = [_time(value) if isinstance(value, int) else value for value in values]
-    if pa.types.is_integer(kind) and pa.types.is_floating((found := pa.array(values)).type):  # else fractions would be cut off
-        try:
-            return found.cast(kind)
-        except pa.ArrowInvalid as error:
-            raise ValueError("a fraction does not fit a column of integers") from error
+    if pa.types.is_integer(kind):
+        return _integers(values, kind)
     if pa.types.is_decimal(kind):
         values = [None if value is None else decimal.Decimal(str(value)) for value in values]
     return pa.array(values, kind)
+
+
+def _integers(values: list[Any], kind: Any) -> pa.Array:
+    """Arrow by itself would cut fractions off."""
+    import pyarrow as pa
+
+    found = pa.array(values)
+    if not pa.types.is_floating(found.type):
+        return pa.array(values, kind)
+    try:
+        return found.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise ValueError("a fraction does not fit a column of integers, as times are (milliseconds)") from error
 
 
 _START = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

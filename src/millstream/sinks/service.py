@@ -21,7 +21,7 @@ from millstream.core.time import duration
 from millstream.errors import DamageError, DefinitionError, Fenced, FencedRun, ServiceError, SinkError
 from millstream.service.messages import Decision
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
-from millstream.sinks.files import encode_rows, json_bytes
+from millstream.sinks.files import encode_each, json_bytes
 from millstream.state.fencing import run_number
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class ServiceSink(Sink):
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         label = f"{context.pipeline}/{context.emission}/{context.shard}"  # whose transactions these are, at the table
         txn = f"{label}|{run_number(context.token)}|{context.epoch}|{context.attempt}"
-        entries = dict(encode_rows(self, context, rows, self._entry))
+        entries = dict(encode_each(self, context, rows, self._entry))
         try:
             counts = self._client().stage(entries.items(), txn)
         except (ServiceError, DamageError) as error:

@@ -26,7 +26,7 @@ import msgspec
 from millstream.core.time import Duration, duration
 from millstream.errors import SinkError, SinkRefused
 from millstream.sinks.base import DriverContext, Part, Sink, SinkRow, TaskContext
-from millstream.sinks.files import encode_rows, json_bytes
+from millstream.sinks.files import encode_each, json_bytes
 from millstream.state.fencing import run_number
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class TwoPhaseSink(Sink):
 
     def stage(self, context: TaskContext, rows: Sequence[SinkRow]) -> Part:
         worker = f"{context.pipeline}-w-{context.emission}-id-{context.shard}"
-        data = b"".join(encode_rows(self, context, rows, self.encode or (lambda row: json_bytes(row) + b"\n")))
+        data = b"".join(encode_each(self, context, rows, self.encode or (lambda row: json_bytes(row) + b"\n")))
         with self._connect(worker, context.token, context.epoch, driver=False, tries=context.tries) as client:
             while client.uncommitted:
                 client.resolve(client.uncommitted[0], commit=False)

@@ -4,7 +4,8 @@ Rules
 1. Where an epoch ends is asked of the brokers when it is planned: the end of what is committed. Consumer groups have no say; `group=` only tells
    people's tools.
 2. A new partition, or a new topic of a pattern, is read from its beginning. A partition that has gone, or ends before what was read, is an error.
-3. A split is a partition, and has its place in every plan, also with nothing to read: so the task that has a consumer for it gets it again.
+3. A split is a partition, and has its place in every plan, also with nothing to read: so the resident task that has a consumer for it gets it again. In
+   micro-batches nothing ties a split to a process, and those with nothing to read make no task.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 
 from millstream.errors import DefinitionError, InputError
 from millstream.extras import needed
-from millstream.kafka_client import ANSWER, quiet, said, settings_of
+from millstream.kafka_client import ANSWER, connected, passes, quiet, said, settings_of
 from millstream.network import retried
 from millstream.sources.base import Source
 from millstream.sources.schema import columns
@@ -268,18 +269,16 @@ class KafkaReader(PlannedReader):
 
     def _asked(self, question: Callable[[Any], Any]) -> Any:
         import confluent_kafka
-        import confluent_kafka.admin
 
         try:
-            for attempt in retried((_Passing,)):
+            for attempt in retried(lambda error: isinstance(error, _Passing)):
                 with attempt:
-                    if self._admin is None:
-                        self._admin = confluent_kafka.admin.AdminClient(self._settings)
                     try:
+                        self._admin = self._admin or connected(self._settings)
                         return question(self._admin)
                     except (confluent_kafka.KafkaException, _Passing) as error:
                         self._admin = None  # it would go on asking those who led before
-                        if isinstance(error, _Passing) or not _passes(error):
+                        if isinstance(error, _Passing) or not passes(error, "_FATAL"):
                             raise
                         raise _Passing(said(error)) from error
         except (confluent_kafka.KafkaException, _Passing) as error:
@@ -318,6 +317,9 @@ class KafkaReader(PlannedReader):
 
     # --- anywhere
 
+    def has_rows(self, split: KafkaSplit) -> bool:
+        return split.start < split.end
+
     def read(self, split: KafkaSplit) -> Iterator[pa.RecordBatch]:
         from millstream.sources.kafka_reading import KafkaRows, messages
 
@@ -332,16 +334,8 @@ class KafkaReader(PlannedReader):
             yield batch
 
 
-_LASTING = ("AUTH", "_SSL", "_INVALID_ARG", "_UNSUPPORTED_FEATURE", "UNSUPPORTED_VERSION", "_FATAL")
-
-
 class _Passing(Exception):
     """An error of a broker that may pass."""
-
-
-def _passes(error: Any) -> bool:
-    """Brokers that come and go have many words for it; who refuses us has few."""
-    return not any(word in error.args[0].name() for word in _LASTING)
 
 
 def _check_pattern(topic: str) -> None:

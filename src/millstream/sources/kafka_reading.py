@@ -3,7 +3,10 @@
 Rules
 1. A range is read by its offsets. It has come to its end when a record from behind it is there, or when the broker says that nothing follows: markers of
    transactions have offsets too, and are never given out.
-2. Records of other partitions that come meanwhile are kept, for they are asked for next. A partition that nobody asked for in `_FORGOTTEN` is given up.
+2. Records of other partitions that come meanwhile are kept, for they are asked for next. A partition that nobody asked for in `_FORGOTTEN`, or of which
+   more has come than `_AHEAD`, is given up: another process may read it now.
+3. An error that names another partition is not that of the range that is read: that partition is given up, and asked for again by whoever wants it.
+4. Pipelines of one process share a consumer. It is closed when one of them ends and nobody reads from it: at once, or by the last one who does.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from millstream.sources.kafka import KafkaSplit
 
 _ROWS = 20_000
+_AHEAD = 2 * _ROWS  # records of a partition that nobody has asked for yet
 _FORGOTTEN, _PATIENCE = 60.0, 60.0  # seconds
 _CONSUMER = {
     "group.id": "millstream",  # librdkafka wants one; it is not used
@@ -60,6 +64,7 @@ class _Consumer:
         self._ahead: dict[tuple[str, int], _Ahead] = {}
         self._where = settings["bootstrap.servers"]
         self.lock = threading.Lock()
+        self.users = 0
 
     def read(self, split: KafkaSplit) -> Iterator[list[Any]]:
         ahead = self._positioned(split)
@@ -78,21 +83,24 @@ class _Consumer:
 
     def _positioned(self, split: KafkaSplit) -> _Ahead:
         one, now = (split.topic, split.partition), time.monotonic()
-        idle = [other for other, ahead in self._ahead.items() if now - ahead.used > _FORGOTTEN]
+        idle = [other for other, ahead in self._ahead.items() if other != one and now - ahead.used > _FORGOTTEN]
         ahead = self._ahead.get(one)
         if ahead is None or ahead.at != split.start:
             if ahead is not None:
                 idle.append(one)
             ahead = None
-        if idle:
-            self._consumer.incremental_unassign([confluent_kafka.TopicPartition(*other) for other in idle])
-            for other in idle:
-                self._ahead.pop(other, None)
+        self._forget(idle)
         if ahead is None:
             ahead = self._ahead[one] = _Ahead(split.start)
             self._consumer.incremental_assign([confluent_kafka.TopicPartition(*one, split.start)])
         ahead.used = now
         return ahead
+
+    def _forget(self, partitions: Sequence[tuple[str, int]]) -> None:
+        if partitions:
+            self._consumer.incremental_unassign([confluent_kafka.TopicPartition(*one) for one in partitions])
+            for one in partitions:
+                del self._ahead[one]
 
     @staticmethod
     def _taken(ahead: _Ahead, end: int) -> list[Any]:
@@ -107,21 +115,24 @@ class _Consumer:
         first = self._consumer.poll(1.0)
         if first is None:
             return
+        mine = (split.topic, split.partition)
         for message in [first, *self._consumer.consume(_ROWS, 0)]:
-            error = message.error()
-            ahead = self._ahead.get((message.topic(), message.partition()))
+            error, one = message.error(), (message.topic(), message.partition())
+            ahead = self._ahead.get(one)
             if error is None or error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
                 if ahead is not None and message.offset() >= ahead.reached:
                     ahead.reached = message.offset() + (error is None)
                     if error is None:
                         ahead.messages.append(message)
             elif not error.retriable() and error.name() not in ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT"):
-                self._refuse(split, error)
+                if one[0] is None or one == mine or (one[0] == split.topic and (one[1] is None or one[1] < 0)):
+                    self._refuse(split, error)
+                self._forget([one] if ahead is not None else [])
+        self._forget([one for one, ahead in self._ahead.items() if one != mine and len(ahead.messages) > _AHEAD])
 
     def _refuse(self, split: KafkaSplit, error: Any) -> None:
         one = (split.topic, split.partition)
-        self._ahead.pop(one, None)
-        self._consumer.incremental_unassign([confluent_kafka.TopicPartition(*one)])
+        self._forget([one])
         text = f"{split.describe()} cannot be read: {said(confluent_kafka.KafkaException(error))}"
         if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
             first, end = self._consumer.get_watermark_offsets(confluent_kafka.TopicPartition(*one), timeout=_PATIENCE)
@@ -147,17 +158,27 @@ def messages(settings: Mapping[str, Any], split: KafkaSplit) -> Iterator[list[An
     """The messages of a range, in some lists."""
     if split.start == split.end:
         return
+    name = _name(settings)
     with _making:
-        name = _name(settings)
         consumer = _consumers.get(name) or _consumers.setdefault(name, _Consumer(settings))
-    with consumer.lock:
-        yield from consumer.read(split)
+        consumer.users += 1
+    try:
+        with consumer.lock:
+            yield from consumer.read(split)
+    finally:
+        with _making:
+            consumer.users -= 1
+            is_left = not consumer.users and _consumers.get(name) is not consumer
+        if is_left:
+            consumer.close()
 
 
 def close_consumers(settings: Mapping[str, Any]) -> None:
+    """Rule 4."""
     with _making:
         consumer = _consumers.pop(_name(settings), None)
-    if consumer is not None:
+        is_free = consumer is not None and not consumer.users
+    if consumer is not None and is_free:
         consumer.close()
 
 

@@ -3,8 +3,9 @@
 Rules
 1. A transaction that changes a row several times is one change, the last: nobody else ever saw the others.
 2. An update that changes the key is a deletion of the old one, too.
-3. A value that an update left alone, and that is stored outside the row (TOAST), is not sent. It is taken of the old row, where that is sent (REPLICA IDENTITY
-   FULL); else it is `UNSENT`.
+3. A value that an update left alone, and that is stored outside the row (TOAST), is not sent. It is taken of the old row, where all of that is sent (REPLICA
+   IDENTITY FULL); of an old row of kind K only the key is, and nothing else may be taken of it. Else the value is `UNSENT`.
+4. A column that is wanted and that a change does not have at all is `UNSENT`, too: it was added, renamed or dropped since. A key that is not there is an error.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ class Transaction(NamedTuple):
 class ChangeDecoder:
     """Takes messages in, gives transactions."""
 
-    def __init__(self, schema: str, table: str, key: Sequence[str]) -> None:
+    def __init__(self, schema: str, table: str, key: Sequence[str], wanted: Sequence[str] = ()) -> None:
         self._name = (schema, table)
-        self._key = tuple(key)
+        self._key, self._wanted = tuple(key), tuple(wanted)
         self._columns: dict[int, list[str]] = {}
+        self._absent: SlotRow = {}
         self._rows: dict[tuple[SlotValue, ...], SlotRow | None] = {}
 
     def take(self, message: bytes) -> Transaction | None:
@@ -81,21 +83,28 @@ class ChangeDecoder:
             name, at = _text(message, at + 1)
             names.append(name)
             at += 8
+        if gone := [name for name in self._key if name not in names]:
+            raise InputError(
+                f"table {'.'.join(self._name)} has no column {gone[0]!r} any longer, which is of its primary key, or has another name for it. Name it as it "
+                f"was, or begin with a new checkpoint"
+            )
         self._columns[relation] = names
+        self._absent = {name: UNSENT for name in self._wanted if name not in names}
 
     def _change(self, message: bytes, columns: list[str]) -> None:
-        at, old, new = 5, None, None
+        at, old, new, known = 5, None, None, None
         while at < len(message):
             what = message[at : at + 1]
             row, at = _row(message, at + 1, columns)
             if what == b"N":
-                new = row
+                new = {**row, **self._absent}
             else:
-                old = row
+                old, known = row, row if what == b"O" else None
+        if new is not None:
+            known = known or self._rows.get(self._key_of(old or new))
         if old is not None and (new is None or self._key_of(old) != self._key_of(new)):
             self._put(self._key_of(old), None)
         if new is not None:
-            known = old or self._rows.get(self._key_of(new))
             for name, value in new.items() if known else ():
                 if value is UNSENT and known is not None:
                     new[name] = known.get(name, UNSENT)

@@ -15,12 +15,15 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from millstream.errors import DefinitionError, InputError
 from millstream.extras import needed
+from millstream.network import retried
+from millstream.postgres_client import TEXTS, conninfo, passes, primary_key, quoted, said
 from millstream.sources.base import Source
 from millstream.sources.schema import columns
 from millstream.sources.splits import Offset, PlannedReader, SplitPlan
@@ -35,6 +38,11 @@ _MOST = 100_000  # rows of an epoch
 _MOVES = 30.0  # seconds after which a position moves although nothing has changed
 _LAG = 16 << 20  # or bytes
 LSN, DELETED, TIME = "postgres_lsn", "postgres_deleted", "postgres_time"
+_IDENTITY = (
+    "select c.oid::regclass::text, c.relreplident, array(select a.attname::text from pg_index i join pg_attribute a on a.attrelid = i.indrelid "
+    "and a.attnum = any(i.indkey) where i.indrelid = c.oid and i.indisreplident) from pg_class c "
+    "where c.relkind <> 'p' and (c.oid = %s or c.oid in (select relid from pg_partition_tree(%s)))"
+)
 _OWN = f"{LSN} long, {DELETED} boolean, {TIME} timestamp"
 
 
@@ -63,8 +71,9 @@ class _TableShape(msgspec.Struct, frozen=True):
     oid: int
     schema: str
     name: str
-    key: tuple[str, ...]
+    key: dict[str, str]  # its types, as SQL
     columns: dict[str, str]  # its types, as DDL
+    is_partitioned: bool
 
 
 class PostgresSource(Source):
@@ -122,49 +131,60 @@ class PostgresSource(Source):
                 self._shape = self._look(session)
         return self._shape
 
-    def connected(self, **options: Any) -> psycopg.Connection[Any]:
+    def connected(self) -> psycopg.Connection[Any]:
         with needed("ms.sources.postgres"):
             import psycopg
 
-            from millstream.network import retried
         try:
-            for attempt in retried((psycopg.OperationalError,)):
+            for attempt in retried(passes):
                 with attempt:
-                    found = psycopg.connect(
-                        self.dsn, autocommit=True, options="-c timezone=UTC -c datestyle=ISO -c extra_float_digits=3", **options
-                    )
+                    found = psycopg.connect(conninfo(self.dsn, *TEXTS), autocommit=True)
         except psycopg.Error as error:
             raise self.refused(error) from error
         return found
 
     def refused(self, error: Exception) -> InputError:
-        return InputError(f"{self.describe()}: {' '.join(str(error).split()).rstrip('.')}")
+        return InputError(f"{self.describe()}: {said(error)}")
 
     def _look(self, session: psycopg.Connection[Any]) -> _TableShape:
         found = session.execute(
-            "select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)",
+            "select c.oid, n.nspname, c.relname, c.relkind = 'p' from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = to_regclass(%s)",
             [self.table],
         ).fetchone()
         if found is None:
             raise InputError(f"{self.describe()} is not there, or may not be seen")
-        oid, schema, name = found
-        key = [column for (column,) in session.execute(_PRIMARY_KEY, [oid]).fetchall()]
+        oid, schema, name, is_partitioned = found
+        key = primary_key(session, oid)
         if not key:
             raise InputError(
                 f"{self.describe()} has no primary key, by which its changes name a row: alter table {self.table} add primary key (...)"
             )
         there = session.execute(
-            "select attname, format_type(atttypid, atttypmod) from pg_attribute where attrelid = %s and attnum > 0 and not attisdropped order by attnum",
+            "select attname, format_type(atttypid, atttypmod), attgenerated = '' from pg_attribute where attrelid = %s and attnum > 0 and not attisdropped "
+            "order by attnum",
             [oid],
         ).fetchall()
         from millstream.sources.postgres_values import ddl_type
 
-        known = {column: ddl_type(kind) for column, kind in there}
-        wanted = self.columns if self.columns is not None else tuple(known)
-        for column in (*wanted, *key):
+        known = {column: kind for column, kind, is_sent in there if is_sent}
+        wanted = tuple(columns(self._given) or ()) or self.columns
+        for column in (*(wanted or ()), *key):
             if column not in known:
-                raise InputError(f"{self.describe()} has no column {column!r}; it has {', '.join(known)}")
-        return _TableShape(oid, schema, name, tuple(key), {column: known[column] for column in known if column in wanted or column in key})
+                generated = [name for name, _, is_sent in there if not is_sent]
+                why = ", which is generated: its changes are not sent" if column in generated else f"; it has {', '.join(known)}"
+                raise InputError(f"{self.describe()} has no column {column!r}{why}")
+        self._check_identity(session, oid, key)
+        found = {column: ddl_type(known[column]) for column in known if wanted is None or column in wanted or column in key}
+        return _TableShape(oid, schema, name, {column: known[column] for column in key}, found, is_partitioned)
+
+    def _check_identity(self, session: psycopg.Connection[Any], oid: int, key: Sequence[str]) -> None:
+        """Deletions have the columns of the replica identity, of the table or of each of its partitions."""
+        for name, kind, index in session.execute(_IDENTITY, [oid, oid]).fetchall():
+            if kind == "n" or (kind == "i" and not set(key) <= set(index)):
+                raise InputError(
+                    f"{self.describe()}: the replica identity of {name} is {'an index without' if kind == 'i' else 'nothing, not even'} the primary key, "
+                    f"by which its changes name a row: alter table {name} replica identity default"
+                )
 
     def load(self, spark: Any, unreadable: str | None = None) -> Any:
         raise DefinitionError(f"{self.describe()}: Spark is not to read it. Give its pipeline no source that only Spark can read")
@@ -219,15 +239,25 @@ class PostgresReader(PlannedReader):
 
         at = PostgresOffset.read(start)
         try:
-            if not at.slot:
-                self._check_server()
-                digest = hashlib.blake2b(self._source.table.encode(), digest_size=3).hexdigest()
-                return SplitPlan(PostgresOffset(self._source.slot or f"millstream_{digest}_{secrets.token_hex(4)}").text())
-            if not at.lsn or at.copying is not None:
-                return self._copy(start, at)
-            return self._changes(start, at)
+            for attempt in retried(passes):
+                with attempt:
+                    try:
+                        found = self._planned(start, at)
+                    except psycopg.Error:
+                        self._disconnect()  # what is left of a transaction is of no use
+                        raise
         except psycopg.Error as error:
             raise self._source.refused(error) from error
+        return found
+
+    def _planned(self, start: str, at: PostgresOffset) -> SplitPlan:
+        if not at.slot:
+            self._check_server()
+            digest = hashlib.blake2b(self._source.table.encode(), digest_size=3).hexdigest()
+            return SplitPlan(PostgresOffset(self._source.slot or f"millstream_{digest}_{secrets.token_hex(4)}").text())
+        if not at.lsn or at.copying is not None:
+            return self._copy(start, at)
+        return self._changes(start, at)
 
     def _sql(self, text: str, *given: Any) -> list[Any]:
         if self._session is None or self._session.closed:
@@ -243,20 +273,41 @@ class PostgresReader(PlannedReader):
             )
         shape, publication = self._source.shape(), self._source.publication
         if not self._sql("select 1 from pg_publication where pubname = %s", publication):
-            self._sql(f"create publication {quoted(publication)} for table {quoted(shape.schema)}.{quoted(shape.name)}")
-        if not self._sql(
-            "select 1 from pg_publication_tables where pubname = %s and schemaname = %s and tablename = %s",
-            publication,
-            shape.schema,
-            shape.name,
-        ):
-            raise InputError(
-                f"{self._source.describe()} is not in publication {publication!r}: alter publication {publication} add table {self._source.table}"
-            )
+            root = " with (publish_via_partition_root = true)" if shape.is_partitioned else ""
+            self._sql(f"create publication {quoted(publication)} for table {quoted(shape.schema)}.{quoted(shape.name)}{root}")
+        self._check_publication()
         if self._source.slot and self._sql("select 1 from pg_replication_slots where slot_name = %s", self._source.slot):
             raise InputError(
                 f"{self._source.describe()}: there is a replication slot {self._source.slot!r}, perhaps of another pipeline. Name another with slot=, or drop "
                 f"it: select pg_drop_replication_slot('{self._source.slot}')"
+            )
+
+    def _check_publication(self) -> None:
+        """That it tells all changes of all rows, with the columns that are wanted."""
+        shape, publication = self._source.shape(), self._source.publication
+        who, alter = self._source.describe(), f"alter publication {quoted(publication)}"
+        settings = self._sql("select to_jsonb(p) from pg_publication p where pubname = %s", publication)
+        missing = [kind for kind in ("insert", "update", "delete", "truncate") if settings and not settings[0][0][f"pub{kind}"]]
+        if missing:
+            raise InputError(
+                f"{who}: publication {publication!r} leaves out {missing[0]}s: {alter} set (publish = 'insert, update, delete, truncate')"
+            )
+        found = self._sql(
+            "select to_jsonb(t) from pg_publication_tables t where pubname = %s and schemaname = %s and tablename = %s",
+            publication,
+            shape.schema,
+            shape.name,
+        )
+        if not found:
+            is_root = shape.is_partitioned and settings and not settings[0][0].get("pubviaroot")
+            remedy = "set (publish_via_partition_root = true)" if is_root else f"add table {self._source.table}"
+            raise InputError(f"{who} is not in publication {publication!r}: {alter} {remedy}")
+        told = found[0][0]
+        if told.get("rowfilter"):
+            raise InputError(f"{who}: publication {publication!r} leaves out rows ({told['rowfilter']}): name another with publication=")
+        if hidden := [name for name in shape.columns if name not in told.get("attnames", shape.columns)]:
+            raise InputError(
+                f"{who}: publication {publication!r} leaves out column {hidden[0]!r}: {alter} set table {self._source.table}, or leave it out with columns="
             )
 
     # --- the rows that are there
@@ -355,27 +406,41 @@ class PostgresReader(PlannedReader):
                     f"{self._source.describe()}: its replication slot {at.slot!r} has moved to {found[0][0]}, past what this checkpoint has read: somebody "
                     f"else reads from it, or the checkpoint is an old copy. Begin with a new checkpoint"
                 )
+            self._check_publication()
             shape = self._source.shape()
-            self._stream = ChangeStream(
-                self._source.dsn, at.slot, self._source.publication, lambda: ChangeDecoder(shape.schema, shape.name, shape.key), at.lsn
-            )
+            decoder = partial(ChangeDecoder, shape.schema, shape.name, tuple(shape.key), tuple(shape.columns))
+            self._stream = ChangeStream(self._source.dsn, at.slot, self._source.publication, decoder, at.lsn)
             self._stream.call = self._call
         return self._stream
 
     def _complete(self, found: Sequence[Any]) -> None:
         """Values that were not sent, because an update left them alone, are read of the table as it is now: they are that, or newer."""
+        import psycopg
+
         from millstream.sources.pgoutput import UNSENT
 
+        missing: dict[tuple[str, ...], list[tuple[Any, Any]]] = {}
         shape = self._source.shape()
         for one in found:
             for key, row in one.rows.items():
-                missing = [name for name in shape.columns if row is not None and row.get(name) is UNSENT]
-                if row is None or not missing:
-                    continue
-                names = ", ".join(f"{quoted(name)}::text" for name in missing)
-                where = " and ".join(f"{quoted(name)} = %s" for name in shape.key)
-                now = self._sql(f"select {names} from {quoted(shape.schema)}.{quoted(shape.name)} where {where}", *key)
-                row.update(zip(missing, now[0] if now else [None] * len(missing), strict=True))
+                names = tuple([name for name in shape.columns if row is not None and row.get(name) is UNSENT])
+                if names:
+                    missing.setdefault(names, []).append((key, row))
+        keys = [f"k{at}" for at in range(len(shape.key))]
+        same = " and ".join(f"t.{quoted(name)} = k.{at}::{kind}" for at, (name, kind) in zip(keys, shape.key.items(), strict=True))
+        for names, some in missing.items():
+            columns = ", ".join(f"t.{quoted(name)}::text" for name in names)
+            given = f"unnest({', '.join(['%s::text[]'] * len(keys))}) with ordinality k({', '.join(keys)}, at)"
+            query = f"select k.at, {columns} from {given} join {quoted(shape.schema)}.{quoted(shape.name)} t on {same}"
+            try:
+                now = {at: values for at, *values in self._sql(query, *map(list, zip(*[key for key, _ in some], strict=True)))}
+            except psycopg.errors.UndefinedColumn as error:
+                raise InputError(
+                    f"{self._source.describe()}: {said(error.diag.message_primary)}: it was dropped, or has another name. Name it as it was, leave it out with "
+                    f"columns=, or begin with a new checkpoint"
+                ) from error
+            for at, (_, row) in enumerate(some, 1):
+                row.update(zip(names, now.get(at, [None] * len(names)), strict=True))
 
     def _splits(self, rows: list[tuple[dict[str, Any], int, int, bool]]) -> list[bytes]:
         from millstream.sources.postgres_values import to_bytes
@@ -397,10 +462,13 @@ class PostgresReader(PlannedReader):
     def close(self) -> None:
         if self._stream is not None:
             self._stream.end()
+        self._disconnect()
+        self._forget()
+
+    def _disconnect(self) -> None:
         for session in (self._snapshot, self._session):
             if session is not None:
                 session.close()
-        self._forget()
 
     # --- anywhere
 
@@ -410,18 +478,9 @@ class PostgresReader(PlannedReader):
         yield from pa.ipc.open_stream(split)
 
 
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _lsn(text: str) -> int:
     high, low = text.split("/")
     return (int(high, 16) << 32) + int(low, 16)
 
-
-_PRIMARY_KEY = (
-    "select a.attname from pg_index i, unnest(i.indkey) with ordinality k(number, at) join pg_attribute a on a.attnum = k.number "
-    "where i.indrelid = %s and i.indisprimary and a.attrelid = i.indrelid order by k.at"
-)
 
 postgres = PostgresSource

@@ -5,7 +5,8 @@ Rules
 2. At most `_MOST` rows wait; then nothing more is received. A transaction is never divided.
 3. Who opens the stream for the first time ends whoever reads from the slot: an older run, which may be stopped. One that is ended so does not come
    back.
-4. A connection that is lost is opened again, behind the last transaction that came. What lasts is raised by `raise_error`.
+4. A connection that is lost is opened again, behind the last transaction that came. The server may not know yet that it is lost (wal_sender_timeout, a minute
+   by default): what it still holds of ours is ended, and nobody else's. What lasts is raised by `raise_error`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InputError, MillstreamError
 from millstream.network import retried
+from millstream.postgres_client import TEXTS, conninfo, passes, quoted, said
 from millstream.sources.pgoutput import ChangeDecoder, Transaction
 
 if TYPE_CHECKING:
@@ -27,16 +29,18 @@ if TYPE_CHECKING:
 
 _MOST = 200_000
 _BEAT = 5.0  # seconds
-_END_OTHERS = "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where slot_name = %s and active_pid is not null"
+_END = (
+    "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots "
+    "where slot_name = %s and active_pid = any(coalesce(%s::int[], array[active_pid]))"
+)
 _REPLACED = "57P01"  # ended by an administrator
 
 
 def replication(dsn: str) -> Any:
     """A connection that takes commands of replication."""
     import psycopg
-    from psycopg.conninfo import make_conninfo
 
-    connection = psycopg.pq.PGconn.connect(make_conninfo(dsn, replication="database").encode())
+    connection = psycopg.pq.PGconn.connect(conninfo(dsn, *TEXTS, replication="database").encode())
     if connection.status != psycopg.pq.ConnStatus.OK:
         raise psycopg.OperationalError(connection.error_message.decode("utf-8", "replace").strip())
     return connection
@@ -77,6 +81,7 @@ class ChangeStream:
         self._received = self._confirmed = start  # received: everything before it has come
         self._told = 0.0
         self._asks = False
+        self._processes: list[int] = []  # the server's, of our connections
         self._error: BaseException | None = None
         self._lock = threading.Condition()
         self._ended = False
@@ -125,16 +130,15 @@ class ChangeStream:
     def _run(self) -> None:
         import psycopg
 
-        is_first = True
         try:
             while not self._ended:
-                connection, is_first = self._opened(is_first), False
+                connection = self._opened()
                 try:
                     self._receive(connection)
                 except psycopg.OperationalError as error:
                     if error.sqlstate == _REPLACED:
                         raise InputError(
-                            f"slot {self._slot!r}: another run reads from it now, or the server stops: {_said(error)}"
+                            f"slot {self._slot!r}: another run reads from it now, or the server stops: {said(error)}"
                         ) from error
                 finally:
                     if self._ended:
@@ -142,22 +146,23 @@ class ChangeStream:
                     connection.finish()
         except BaseException as error:
             with self._lock:
-                self._error = error if isinstance(error, MillstreamError) else InputError(f"slot {self._slot!r}: {_said(error)}")
+                self._error = error if isinstance(error, MillstreamError) else InputError(f"slot {self._slot!r}: {said(error)}")
                 self._lock.notify_all()
             self.call()
 
-    def _opened(self, is_first: bool) -> Any:
+    def _opened(self) -> Any:
         import psycopg
 
-        for attempt in retried((psycopg.OperationalError,)):
+        is_first = not self._processes
+        for attempt in retried(passes):
             with attempt:
                 connection = replication(self._dsn)
-                if is_first and not self._ended:  # rule 3
-                    with psycopg.connect(self._dsn, autocommit=True) as session:
-                        session.execute(_END_OTHERS, [self._slot])
+                if not self._ended:  # rules 3 and 4
+                    with psycopg.connect(conninfo(self._dsn), autocommit=True) as session:
+                        session.execute(_END, [self._slot, None if is_first else self._processes])
+                self._processes.append(connection.backend_pid)
                 at = f"{self._received >> 32:X}/{self._received & 0xFFFFFFFF:X}"
-                names = '"' + self._publication.replace('"', '""') + '"'
-                options = f"proto_version '1', publication_names '{names}'"
+                options = f"proto_version '1', publication_names '{quoted(self._publication)}'"
                 command(connection, f'START_REPLICATION SLOT "{self._slot}" LOGICAL {at} ({options})')
         return connection
 
@@ -209,7 +214,3 @@ class ChangeStream:
             self._told = now
         connection.put_copy_data(status)
         connection.flush()
-
-
-def _said(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".")

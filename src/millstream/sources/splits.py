@@ -71,6 +71,10 @@ class PlannedReader:
         ends at `start` with no splits says that nothing is new. May be called again with the same start if the last plan was not committed."""
         raise NotImplementedError
 
+    def has_rows(self, split: Any) -> bool:
+        """Driver: False of a split that has its place in the plan and nothing to read. Resident tasks get it all the same, others do not."""
+        return True
+
     def read(self, split: Any) -> Iterator[pa.RecordBatch]:
         """Task or driver: the rows of a split. InputError (or what the JVM's reader would raise as one) names the file and what is wrong."""
         raise NotImplementedError

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Iterator, Mapping
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import msgspec
@@ -127,14 +127,21 @@ class SplitFrames:
         source = self._topology.injectors[name].source
         if source.reads_files:
             return source.read_files(self._spark, list(take.names), self._sources[name].unreadable)  # type: ignore[no-any-return]
-        pieces = [pickling.dumps(piece) for piece in take.splits]
+        pieces = [pickling.dumps(piece) for piece in take.splits if self._sources[name].reader.has_rows(piece)]
         read = _reading(self._readers[name], pieces)
         return self._spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(read, self._frames[name].schema)  # type: ignore[no-any-return]
 
 
+@lru_cache(4)
+def _unpickled(reader: bytes) -> PlannedReader:
+    """One for all tasks of a process: it may have connections, and schemas that it has asked for."""
+    found: PlannedReader = pickle.loads(reader)
+    return found
+
+
 def _reading(reader: bytes, pieces: list[bytes]) -> Any:
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        own: PlannedReader = pickle.loads(reader)
+        own = _unpickled(reader)
         for batch in batches:
             for at in batch.column(0).to_pylist():
                 yield from own.read(pickle.loads(pieces[at]))
