@@ -22,7 +22,7 @@ from millstream.core.time import Duration, duration
 from millstream.core.topology import FAIL, INTERVAL_JOIN, PRODUCTIONS, WINDOW, ComputationSpec, Input, is_expression
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import Expression
-from millstream.operators.functions import as_function
+from millstream.operators.functions import Not, as_function
 from millstream.operators.spread import OfParts, Unsalted, check_spread, salted
 from millstream.operators.window_spec import WindowSpec, shape_of
 from millstream.operators.windows import Same, Session, WindowKind
@@ -175,19 +175,6 @@ class Stream(Generic[V]):
 
 #: The key of a stream that is one group.
 ONE_GROUP = "''"
-
-
-class Not:
-    """The opposite of a function, as one that can be pickled."""
-
-    def __init__(self, f: Callable[[Any], Any]) -> None:
-        self._f = f
-
-    def __call__(self, item: Any) -> bool:
-        return not self._f(item)
-
-    def __repr__(self) -> str:
-        return f"not {spelled(self._f)}"
 
 
 class KeyedBranch(NamedTuple):
