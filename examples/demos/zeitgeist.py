@@ -20,7 +20,8 @@ import millstream as ms
 from demos import BUCKET, DAY
 
 SCHEMA = "term string, at long, id string"
-STREAMS = ("anomalies", "forecasts")
+STREAMS = {"anomalies": "anomalies", "forecasts": "anomalies.forecasts"}
+"""The folders of the output, and the streams that are in them."""
 PATIENCE = 15_000
 FORGET = 10 * DAY
 

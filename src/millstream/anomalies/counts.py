@@ -4,14 +4,14 @@ The prediction is a level times the profile of the day, and that of the week if 
 expected, with a prior that pulls the profile of a rare key to flat and tells how much to doubt it.
 
 Rules
-1. The first season only teaches. A key is judged from its second one on.
+1. The first season only teaches, and with a weekly rhythm the first week. A key is judged from then on.
 2. Remarkable is at least twice and at least three Poisson deviations more than predicted (a spike), or at most a quarter (a dip). Evidence is the logarithm
    of how much better "remarkable" explains the buckets than "as usual" (Page's cumulative sum, which forgets what lies before the last moment at which all
    was usual). A spike is measured against the upper edge of the prediction, a dip against the lower: the model's doubt is never held against the key.
 3. An anomaly begins when the evidence passes `ALARM`, and ends when the evidence for "as usual" passes `CALM`. One bucket brings at most a third of either,
    so both take three buckets at least.
 4. The model does not learn from suspicious buckets, nor during an anomaly. An anomaly of half a season is a new usual: it ends, and the first season begins
-   again.
+   again. What is known of the week stays.
 5. A bucket that is skipped had no events. Whoever calls says so with a zero.
 """
 
@@ -22,7 +22,7 @@ from math import log, sqrt
 import msgspec
 
 from millstream.anomalies.season import History, Season
-from millstream.anomalies.settings import SeriesRules
+from millstream.anomalies.settings import DAYS, PARTS, SeriesRules
 from millstream.anomalies.verdicts import BEGIN, DIP, FINISH, SPIKE, Forecast, Judged, Verdict
 
 ALARM = 15.0
@@ -32,6 +32,7 @@ LEAST = 0.25  # of what is usual: a dip
 
 _FLATNESS = 8.0
 _PRIOR_COUNT, _PRIOR_BUCKETS = 0.5, 5.0
+_LEAST_SEEN = 1e-6
 _LEVEL_HALVES = 1.5  # in seasons
 
 
@@ -61,6 +62,7 @@ class CountModel(msgspec.Struct):
     pending: dict[int, list[float]] = {}
     taught_from: int | None = None
     is_taught: bool = False
+    knows_week: bool = False
     level_seen: float = _PRIOR_COUNT
     level_over: float = _PRIOR_BUCKETS
     season: Season = msgspec.field(default_factory=Season)
@@ -78,7 +80,8 @@ class CountModel(msgspec.Struct):
         return Forecast(mean, mean * sqrt(doubt))
 
     def judges(self, rules: SeriesRules, bucket: int) -> bool:
-        return self.taught_from is not None and self.taught_from <= bucket - rules.buckets
+        seasons = DAYS if rules.weekly and not self.knows_week else 1
+        return self.is_taught or (self.taught_from is not None and self.taught_from <= bucket - seasons * rules.buckets)
 
     def observe(self, rules: SeriesRules, bucket: int, value: float, forecast: Forecast) -> Judged:
         if self.taught_from is None:
@@ -86,12 +89,10 @@ class CountModel(msgspec.Struct):
         self.roll_up(rules, bucket)
         self.next = bucket + 1
         if not self.judges(rules, bucket):
-            self.level_seen += value
-            self.level_over += 1
-            self.season.put(value, 1.0)
+            self._teach(rules, bucket, value)
             return Judged()
         if not self.is_taught:
-            self._finish_teaching()
+            self._finish_teaching(rules)
             forecast = self.forecast(rules, bucket)
         mean, doubt = forecast.mean, forecast.doubt
         high, low = mean + doubt, max(mean - doubt, 0.0)
@@ -122,7 +123,7 @@ class CountModel(msgspec.Struct):
         seen, over = season.day.around(season.place(rules, bucket), _FLATNESS)
         given.append((seen / over, seen))
         if rules.weekly:
-            seen, over = season.week.around(season.place_in_week(rules, bucket), _FLATNESS)
+            seen, over = season.week.at(season.place_in_week(rules, bucket), _FLATNESS)
             given.append((seen / over, seen))
         return given
 
@@ -147,16 +148,29 @@ class CountModel(msgspec.Struct):
     def _verdict(self, event: str, suspicion: Suspicion) -> Verdict:
         return Verdict(self.open, event, suspicion.since, round(suspicion.expected, 2), suspicion.actual)
 
-    def _finish_teaching(self) -> None:
-        """The level that the profile refers to is known when the first season is over."""
+    def _teach(self, rules: SeriesRules, bucket: int, value: float) -> None:
+        """Counts only, and for how many buckets: the level that the profile refers to is known when the first season is over."""
+        week = self._factors(rules, bucket)[1][0] if self.knows_week else 1.0
+        self.level_seen += value
+        self.level_over += week
+        self.season.put(value, week, *((0.0, 0.0) if self.knows_week else (value, 1.0)))
+
+    def _finish_teaching(self, rules: SeriesRules) -> None:
         level, season = self.level_seen / self.level_over, self.season
         season.day = History(season.day.seen, [over * level for over in season.day.over])
         season.over *= level
+        if rules.weekly and not self.knows_week:
+            slots = range(rules.slots)
+            parts = [[season.day.figure(slot) for slot in slots if slot * PARTS // rules.slots == part] for part in range(PARTS)]
+            usual = [level * sum(part) / max(1, len(part)) for part in parts]
+            season.week = History(season.week.seen, [over * usual[at % PARTS] for at, over in enumerate(season.week.over)])
+            season.week_over *= usual[0 if season.slot is None else season.slot * PARTS // rules.slots % PARTS]
+            self.knows_week = True
         self.is_taught = True
 
     def _learn(self, rules: SeriesRules, bucket: int, value: float, mean: float) -> None:
         level, keep = self.level_seen / self.level_over, 0.5 ** (1 / (_LEVEL_HALVES * rules.buckets))
-        self.level_seen = self.level_seen * keep + value
+        self.level_seen = max(self.level_seen * keep + value, _LEAST_SEEN)
         self.level_over = self.level_over * keep + mean / level
         factors = self._factors(rules, bucket)
         week = factors[1][0] if rules.weekly else 1.0

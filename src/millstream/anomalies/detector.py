@@ -8,21 +8,22 @@ Rules
    the key comes back, for a season at the most. A bucket of a gauge without a record is missing, and nothing is made of it.
 4. Nobody knows what would have followed the end of the traffic. Who knows when that is says so (`until`), and from there on there are no zeros.
 5. The timer of a slot's end closes the slot, so history becomes coarse also where a key has fallen silent.
-6. A record that is late is counted, goes where `late=` says, and is not observed: its bucket was.
-7. The timestamp of a verdict or forecast is the last moment of its bucket, so the windows behind it have it where it belongs.
+6. None, NaN and infinite values are tallied and are no values: a record with one is as good as missing. A negative count is an error.
+7. A record that is late is counted, goes where `late=` says, and is not observed: its bucket was.
+8. The timestamp of a verdict or forecast is the last moment of its bucket, so the windows behind it have it where it belongs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import fsum
+from math import fsum, isfinite, nan
 from typing import Any
 
 import msgspec
 
 from millstream.anomalies.counts import CountModel
 from millstream.anomalies.gauge import GaugeModel
-from millstream.anomalies.settings import COUNTS, SeriesRules, as_fields, tracked
+from millstream.anomalies.settings import COUNTS, GAUGE, SeriesRules, as_fields, tracked
 from millstream.anomalies.verdicts import Forecast, Judged, Verdict
 from millstream.core.computation import Computation
 from millstream.core.record import Record, Timer
@@ -55,9 +56,13 @@ class Detector(Computation):
     def process_record(self, record: Record) -> None:
         bucket = record.timestamp // self.rules.width
         given = record.value if self.value is None else record.value[self.value]
-        if given is None:
+        number = nan if given is None else float(given)
+        if not isfinite(number):
+            self.tally("without a value")
             return
-        self.state.pending.setdefault(bucket, []).append(float(given))
+        if number < 0 and self.rules.kind == COUNTS:
+            raise ValueError(f"a count of {given!r}: say kind={GAUGE!r} where values may be negative")
+        self.state.pending.setdefault(bucket, []).append(number)
         self.set_timer(BUCKET, (bucket + 1) * self.rules.width)
 
     def process_timer(self, timer: Timer) -> None:

@@ -151,7 +151,7 @@ class GaugeModel(msgspec.Struct):
             return None
         if not rules.weekly:
             return seen / over, 0.0
-        week_seen, week_over = season.week.around(season.place_in_week(rules, bucket), 0.0)
+        week_seen, week_over = season.week.at(season.place_in_week(rules, bucket))
         return seen / over, week_seen / (week_over + 1)
 
     def _weigh(self, rules: SeriesRules, bucket: int, value: float) -> tuple[float, str]:

@@ -5,7 +5,7 @@ Rules
    that slot of the day, and of that part of the week, and nothing is left of the buckets. So the size does not depend on how long a series lives.
 2. A slot keeps how much was seen, and over how much: seen / over is its figure. Both fade, so that a day counts half after `DAY_HALVES` days, a week
    after `WEEK_HALVES` weeks.
-3. Between the centres of two slots the figure goes in a straight line.
+3. Between the centres of two slots of the day the figure goes in a straight line. Those of the week have steps: a Saturday begins at once.
 4. A slot is closed by a timer or by the first bucket behind it, whichever comes first. Either does the same.
 5. What was not seen yet has the prior alone.
 """
@@ -44,6 +44,10 @@ class History(msgspec.Struct):
         left, right, share = self._between(place)
         seen, over = self.seen, self.over
         return seen[left] * (1 - share) + seen[right] * share + prior, over[left] * (1 - share) + over[right] * share + prior
+
+    def at(self, place: float, prior: float = 0.0) -> tuple[float, float]:
+        """What was seen, and over how much, in the slot of a place. prior: is added to both."""
+        return (self.seen[int(place)] + prior, self.over[int(place)] + prior) if self.seen else (prior, prior)
 
     def figure(self, slot: int) -> float:
         """Seen over over, of one slot; 0 where nothing was seen."""
