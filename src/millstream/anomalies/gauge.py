@@ -169,7 +169,8 @@ class GaugeModel(msgspec.Struct):
                 self.aside += (_clipped(distance, CLIP) - self.aside) * _SHORT_GAIN
                 ways.append((self.seasons.weigh(self.aside), self.aside))
         gain = max(_SHORT_GAIN, 1 / self.values)
-        fast, deviation = self.fast + jump * gain, self.deviation + least
+        taken = _clipped(jump, CLIP * (self.noise + least)) if self.values > _WARM else jump
+        fast, deviation = self.fast + taken * gain, self.deviation + least
         ways.append((self.levels.weigh((fast - self.slow) / deviation), fast - self.slow))
         ways.append((self.ranges.weigh((value - self.slow) / deviation), value - self.slow))
         noise = self.noise + least + 0.02 * self.deviation

@@ -19,7 +19,7 @@ BINS = 24
 LOWEST = -6  # the bin of 1/8
 FEWEST = 50
 MOST = 8_192
-POWER = 2.0
+POWER = 1.5
 STEEPEST = 8.0
 
 _WIDTH = log(2) / 2
