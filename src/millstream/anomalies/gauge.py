@@ -6,8 +6,8 @@ Rules
    rare as the rarest of them.
 2. A distance is measured in distances that are usual at this time: half by the series, half by the slots around, and never in less than a hundredth of the
    reach that the series has had of late. So the steep edge of a regular day is no anomaly, nor is a jitter in a flat line.
-3. Nothing learns from an outlier as it is: means and distances take at most `CLIP` usual distances of it. A level that stays becomes usual within some
-   seasons, because it is learnt all the same.
+3. Nothing learns from an outlier as it is: means and distances take at most `CLIP` usual distances of it. Of the mean of the last few values that is true,
+   too, or a spike would be followed by a dip. A level that stays becomes usual within some seasons, because it is learnt all the same.
 4. Only news has a score. After something rare, what is less rare scores nothing; that fades by one power of ten a season. So an anomaly is told once.
 5. An anomaly begins with a bucket as rare as one in `rarity`. It ends when no bucket of the last `SHORT` was as rare as one in a hundred, or after half a
    season: then it is a new usual.
@@ -107,7 +107,7 @@ class GaugeModel(msgspec.Struct):
     seasons: Sides = msgspec.field(default_factory=Sides)
     spreads: Sides = msgspec.field(default_factory=Sides)
     bursts: Sides = msgspec.field(default_factory=Sides)
-    watch: Episode = msgspec.field(default_factory=Episode)
+    episode: Episode = msgspec.field(default_factory=Episode)
 
     def forecast(self, rules: SeriesRules, bucket: int) -> Forecast:
         usual = self._usual(rules, bucket)
@@ -206,24 +206,24 @@ class GaugeModel(msgspec.Struct):
     def _verdict(
         self, rules: SeriesRules, bucket: int, value: float, forecast: Forecast, found: float, kind: str, is_alarm: bool
     ) -> Verdict | None:
-        watch = self.watch
-        if not watch.kind:
+        episode = self.episode
+        if not episode.kind:
             if not is_alarm:
                 return None
-            self.watch = watch = Episode(kind, bucket, 1, forecast.mean, value)
-            return _told(BEGIN, watch)
-        watch.buckets += 1
-        watch.expected += forecast.mean
-        watch.actual += value
-        watch.calm = watch.calm + 1 if found < COMMON else 0
-        if watch.calm < SHORT and bucket - watch.since < rules.buckets // 2:
+            self.episode = episode = Episode(kind, bucket, 1, forecast.mean, value)
+            return _told(BEGIN, episode)
+        episode.buckets += 1
+        episode.expected += forecast.mean
+        episode.actual += value
+        episode.calm = episode.calm + 1 if found < COMMON else 0
+        if episode.calm < SHORT and bucket - episode.since < rules.buckets // 2:
             return None
-        self.watch = Episode()
-        return _told(FINISH, watch)
+        self.episode = Episode()
+        return _told(FINISH, episode)
 
 
-def _told(event: str, watch: Episode) -> Verdict:
-    return Verdict(watch.kind, event, watch.since, watch.expected / watch.buckets, watch.actual / watch.buckets)
+def _told(event: str, episode: Episode) -> Verdict:
+    return Verdict(episode.kind, event, episode.since, episode.expected / episode.buckets, episode.actual / episode.buckets)
 
 
 def _clipped(value: float, most: float) -> float:
