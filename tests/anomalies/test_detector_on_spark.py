@@ -41,7 +41,7 @@ def both(folder: Path) -> ms.Pipeline:
     source = ms.sources.files(folder, schema="device string, at long, value double, id string", format="json", max_files_per_epoch=1)
     keyed = made.inject("readings", source, timestamp="at", id="id", watermark=ms.watermarks.bounded("30m")).by("device")
     for name, kind in (("odd", GAUGE), ("rare", COUNTS)):
-        for stream in keyed.detect(bucket="15m", value="value", kind=kind, forecasts=True, name=name):
+        for stream in keyed.detect(bucket="15m", value="value", kind=kind, rarity=100, forecasts=True, name=name):
             made.emit(stream, ms.sinks.memory())
     return made
 
