@@ -10,17 +10,15 @@ It makes five minutes of queries of its own, with six anomalies hidden in them, 
 the queries, the truth about them, the anomalies, the checkpoint.
 
 Queries come in out of order. A window says at the end of every second how many there were of a term, and a model of the
-term's usual day (a minute, here) says whether that is remarkable. The detector is in examples/demos/zeitgeist.py, the model is in
-examples/demos/model.py. `make demo` runs the same with more queries, and kills the driver on the way.
+term's usual day (a minute, here) says whether that is remarkable: docs/anomalies.md. `make demo` runs the same with more queries, and kills the
+driver on the way.
 """
 
-from functools import partial
 from pathlib import Path
 
 import millstream as ms
 from demos.report import read_rows
 from demos.traffic import Traffic, write
-from demos.zeitgeist import SpikeDetector
 
 FOLDER = Path("example-output/zeitgeist")
 
@@ -41,8 +39,8 @@ queries = pipeline.inject(
 # Term by term, second by second. The silence after the last query is no dip, so the detector is told when the traffic ends.
 counts = queries.by("term").window(ms.windows.tumbling("1s")).reduce(ms.count(), name="counts")
 
-# No key is given, so the detector has that of the counts: a term's count reaches its model without a shuffle.
-anomalies, forecasts = pipeline.compute(partial(SpikeDetector, until=end), counts, produces=["anomalies", "forecasts"])
+# The detector has the key of the counts: a term's count reaches its model without a shuffle.
+anomalies = counts.detect(bucket="1s", season="1m", patience="15s", until=end, name="anomalies")
 
 pipeline.emit(anomalies, ms.sinks.files(FOLDER / "anomalies"))
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from demos.asked import run
 from demos.asked.judge import AnswerJudge
-from demos.model import Model
+from millstream.anomalies.counts import CountModel
 from millstream.readable import listing as readable
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import CommittedState
@@ -44,7 +44,7 @@ def test_the_judge_takes_what_the_checkpoint_says_and_nothing_else(checkpoint: P
 
 def test_a_model_is_told_in_few_words() -> None:
     traffic = run.SMALL
-    model = Model(next=traffic.begin // 1000 + 70, open="spike")
+    model = CountModel(next=traffic.begin // 1000 + 70, open="spike")
     said = run.told(msgspec.to_builtins(model), traffic)
     assert said.startswith("second   70, expects") and said.endswith("a spike is open")
 

@@ -141,7 +141,7 @@ def test_dead_letters_are_the_same_in_any_epochs(here: Path) -> None:
 @pytest.mark.slow
 def test_zeitgeist(here: Path) -> None:
     example = load("zeitgeist")
-    assert [spec.name for spec in example["pipeline"].topology().computations] == ["counts", "SpikeDetector"]
+    assert [spec.name for spec in example["pipeline"].topology().computations] == ["counts", "anomalies"]
     events = sorted((value for _, value, _ in run(example["pipeline"]).output("anomalies")), key=lambda value: value["at"])
     made = match(example["truth"].injected, pair(events))
     assert (len(made.matched), made.recall, made.precision) == (6, 1.0, 1.0)

@@ -33,6 +33,7 @@ LAYERS = {
     "readable": 8,
     "columnviews": 8,
     "operators": 9,
+    "anomalies": 9,
     "state": 9,
     "network": 9,
     "kafka_client": 9,
@@ -170,7 +171,7 @@ def test_no_import_is_hidden_from_these_rules() -> None:
 def test_the_core_is_pure() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
-        for folder in ("core", "reducers", "views")
+        for folder in ("core", "reducers", "views", "anomalies")
         for path in (ROOT / folder).rglob("*.py")
         for name in imported(path)
         if (name.split(".")[0] in IMPURE or name in ("time", "datetime.now"))

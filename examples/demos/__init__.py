@@ -1,8 +1,7 @@
 """Zeitgeist: spikes and dips in search traffic, MillWheel's own example, on made-up traffic with known anomalies.
 
     traffic      the generator: queries out of order, with spikes and dips injected at known times
-    model        one term's model: predicts the next bucket, judges it, learns from it
-    zeitgeist    the computations and the pipeline
+    zeitgeist    the pipeline: a window that counts, and the detector of `ms.anomalies`
     driver       the process that runs it on Spark, and that is killed
     drivers      who starts drivers, kills them, and starts others
     processes    a child process with all that it starts
@@ -14,7 +13,7 @@
     run          all of it, from nothing to the picture
     asked/       the same pipeline, served and asked while it runs
 
-A day of the demo is a minute of event time, so that ten days of traffic pass in ten minutes of event time. Generator and model know that
+A day of the demo is a minute of event time, so that ten days of traffic pass in ten minutes of event time. Generator and detector know that
 much of the world in common, and no more. What a person sees of time is in seconds of the demo: of event time since the traffic began.
 """
 

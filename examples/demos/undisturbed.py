@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,10 @@ def execute(output: Path) -> None:
     runner.drain()
     unfinished = output / f".{FOLDER}.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
-    for stream in STREAMS:
-        (unfinished / stream).mkdir(parents=True)
+    for folder, stream in STREAMS.items():
+        (unfinished / folder).mkdir(parents=True)
         lines = [msgspec.json.encode({"key": key, "timestamp": at, "value": value}) + b"\n" for key, value, at in runner.output(stream)]
-        (unfinished / stream / "rows.jsonl").write_bytes(b"".join(lines))
+        (unfinished / folder / "rows.jsonl").write_bytes(b"".join(lines))
     os.rename(unfinished, output / FOLDER)
 
 
@@ -59,7 +59,7 @@ class Difference(msgspec.Struct, frozen=True):
     extra: list[bytes]
 
 
-def compare(output: Path, streams: Sequence[str] = STREAMS) -> tuple[int, list[Difference]]:
+def compare(output: Path, streams: Iterable[str] = STREAMS) -> tuple[int, list[Difference]]:
     """Holds the rows of the run that was killed against those of the undisturbed one: how many rows there are, and the streams that differ."""
     rows, found = 0, []
     for stream in streams:

@@ -1,6 +1,6 @@
 """Millstream: MillWheel's model of stream processing on Spark, from Python."""
 
-from millstream import connector, errors, service, sinks, sources, testing, views
+from millstream import anomalies, connector, errors, service, sinks, sources, testing, views
 from millstream.core import watermark as watermarks
 from millstream.core.computation import Computation
 from millstream.core.dedup import dedup
@@ -45,6 +45,7 @@ __all__ = [
     "Reducer",
     "Stream",
     "Timer",
+    "anomalies",
     "any_value",
     "bottom",
     "changes",

@@ -16,22 +16,24 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from demos import BUCKET, place
+from demos import BUCKET, DAY, place
 from demos.asked.judge import AnswerJudge
 from demos.commands import pasteable
 from demos.driver import CHECKPOINT
-from demos.model import Model
 from demos.processes import Child
 from demos.traffic import QUERIES, TRUTH, Traffic, Truth, write
 from demos.zeitgeist import STREAMS
+from millstream.anomalies.counts import CountModel
+from millstream.anomalies.settings import COUNTS, SeriesRules
 from millstream.errors import MillstreamError
 
 FULL = Traffic(terms=300, seconds=400, rate=300.0, spikes=16, dips=6, files=36)
 SMALL = Traffic(terms=100, seconds=240, rate=150.0, spikes=8, dips=2, files=15)
 LOG, SERVER_LOG, SCRATCH, MARK = "driver.log", "server.log", ".scratch", ".asked"
-DETECTOR = "SpikeDetector"
+DETECTOR = "anomalies"
 _MADE = (QUERIES, f".{QUERIES}.unfinished", CHECKPOINT, *STREAMS, TRUTH, f".{TRUTH}.unfinished", LOG, SERVER_LOG, SCRATCH)
 _ASK_EVERY = 0.3
+_RULES = SeriesRules(COUNTS, BUCKET, DAY)
 _KEYS = 3
 
 
@@ -201,7 +203,8 @@ class _Asked:
 
 def told(state: dict[str, Any], traffic: Traffic) -> str:
     """One term's model, in few words."""
-    model = msgspec.convert(state, Model)
-    second = model.next - traffic.begin // BUCKET
-    expected = model.forecast(model.next).mean
+    model = msgspec.convert(state, CountModel, strict=False)
+    following = model.next or 0
+    second = following - traffic.begin // BUCKET
+    expected = model.forecast(_RULES, following).mean
     return f"second {second:4d}, expects {expected:5.1f} queries in the next{f'; a {model.open} is open' if model.open else ''}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import Expression, as_expression
+from millstream.reducers.base import spelled
 
 
 class OfValue:
@@ -50,3 +51,16 @@ def as_function(given: Any, call: str, *, takes_dict: bool = False) -> Any:
         wanted = "a function of the record, SQL text such as 'price > 3', or ms.col('price') > 3"
         raise DefinitionError(f"{call}({given!r}): give {wanted}{', or a dict of those texts' if takes_dict else ''}")
     return given
+
+
+class Not:
+    """The opposite of a function, as one that can be pickled."""
+
+    def __init__(self, f: Callable[[Any], Any]) -> None:
+        self._f = f
+
+    def __call__(self, item: Any) -> bool:
+        return not self._f(item)
+
+    def __repr__(self) -> str:
+        return f"not {spelled(self._f)}"

@@ -9,7 +9,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
@@ -22,7 +22,7 @@ from millstream.core.time import Duration, duration
 from millstream.core.topology import FAIL, INTERVAL_JOIN, PRODUCTIONS, WINDOW, ComputationSpec, Input, is_expression
 from millstream.errors import DefinitionError
 from millstream.operators.expressions import Expression
-from millstream.operators.functions import as_function
+from millstream.operators.functions import Not, as_function
 from millstream.operators.spread import OfParts, Unsalted, check_spread, salted
 from millstream.operators.window_spec import WindowSpec, shape_of
 from millstream.operators.windows import Same, Session, WindowKind
@@ -66,6 +66,8 @@ class Stream(Generic[V]):
         self.pipeline = pipeline
         self._branches = branches or (Branch(name),)
         self._name = name
+        self._key: Any = None  # its key, where `by` has said it
+        self._key_fields: tuple[str, ...] | None = None  # what its key is made of, where that is known
 
     @property
     def name(self) -> str:
@@ -135,25 +137,45 @@ class Stream(Generic[V]):
                 found.append(KeyedBranch(self.pipeline._chained((Branch(stream, links),)), given))
         return Keyed(self.pipeline, tuple(found), fields)
 
+    def detect(
+        self,
+        *,
+        bucket: Duration,
+        season: Duration = "1d",
+        value: str | None = "count",
+        kind: str = "counts",
+        weekly: bool = False,
+        patience: Duration | None = None,
+        until: int | None = None,
+        rarity: float = 2_000,
+        forecasts: bool | Collection[Any] = False,
+        name: str,
+        **options: Any,
+    ) -> Any:
+        """The begins and ends of what is not as usual in each key's series, by a model that learns from it: docs/anomalies.md.
+
+        The stream has a key: it is the result of a window, or `by(...)` stands before. bucket: the length of a step of the series. season: after how long its
+        rhythm comes again. value: the field that counts; None for the record's value. kind: "counts" for numbers of events, where a bucket without a record
+        is a zero, or "gauge" for values that are measured. weekly: whether seven seasons have a rhythm of their own. patience: for how long a silent key
+        gets zeros. until: when the traffic ends, if that is known. rarity: of a gauge, one alarm in so many usual buckets.
+        forecasts: True for all keys, or one, or several: then it gives two streams, the anomalies and, for every bucket, what was expected, and a score.
+        name: the identity of the models in the checkpoint. options: `late=`, `expire=`, `on_error=`, `renamed_from=`, `production=`, as in `compute`.
+        """
+        from millstream.anomalies.detector import detector
+        from millstream.anomalies.settings import SeriesRules
+
+        rules = SeriesRules.of(kind, bucket, season, weekly=weekly, patience=patience, until=until, rarity=rarity)
+        told = forecasts if isinstance(forecasts, bool) else (forecasts,) if isinstance(forecasts, str) else tuple(forecasts)
+        streams = (name, f"{name}.forecasts")
+        options = {"late": DROP, "key": self._key, **options, "name": name, "produces": name if told is False else streams}
+        return self.pipeline.compute(partial(detector, rules, streams, value, told, self._key_fields or ()), self, **options)
+
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
 
 
 #: The key of a stream that is one group.
 ONE_GROUP = "''"
-
-
-class Not:
-    """The opposite of a function, as one that can be pickled."""
-
-    def __init__(self, f: Callable[[Any], Any]) -> None:
-        self._f = f
-
-    def __call__(self, item: Any) -> bool:
-        return not self._f(item)
-
-    def __repr__(self) -> str:
-        return f"not {spelled(self._f)}"
 
 
 class KeyedBranch(NamedTuple):
@@ -319,6 +341,13 @@ class Keyed(Generic[V]):
         ordered: Stream[V] = self.pipeline._operate(name, InOrder, {one.stream: one.key}, late, on_error=on_error, about={"in_order": ""})
         return ordered
 
+    def detect(self, **options: Any) -> Any:
+        """What is not as usual in the series of every key, with the arguments of `Stream.detect`."""
+        one = self._single(f"detect {options.get('name')!r}")
+        keyed = Stream[V](one.stream, self.pipeline)
+        keyed._key, keyed._key_fields = one.key, self._fields
+        return keyed.detect(**options)
+
 
 class Windowed:
     """A keyed stream in windows."""
@@ -373,6 +402,7 @@ class Windowed:
         if spread is not None:
             spec, inputs, late = spread_out(pipeline, name, spec, spread, inputs, late, options), {f"{name}.parts": Unsalted()}, DROP
         told = pipeline._operate(name, partial(window_operator, spec), inputs, late, **options)
+        told._key_fields = fields
         return pipeline._changing(name, told.name, fields == ()) if spec.changes else told
 
 
