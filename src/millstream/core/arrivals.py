@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -49,6 +50,13 @@ class OperatorInput(msgspec.Struct):
     by_lot: bool = False
     ordered: Callable[[], Arrivals] | None = None
 
+    def by_stream(self) -> dict[str, int]:
+        """How many records came one by one, by stream."""
+        found: dict[str, int] = {}
+        for one in self.rows:
+            found[one.stream] = found.get(one.stream, 0) + len(one)
+        return found
+
 
 def wrapped(value: Any, why: str) -> dict[str, Any]:
     """A rejected record's value on its way (rule 4)."""
@@ -78,6 +86,14 @@ class Arrivals(msgspec.Struct):
     batches: Sequence[Batch]
     source: Sequence[int] | None = None  # None: all are of batches[0]
     rejected: Sequence[Rejected] = ()
+
+    def by_stream(self) -> dict[str, int]:
+        """How many records there are, by stream."""
+        counted = Counter(self.source) if self.source is not None else {0: len(self.timestamps)}
+        found: dict[str, int] = {}
+        for at, batch in enumerate(self.batches):
+            found[batch.stream] = found.get(batch.stream, 0) + counted.get(at, 0)
+        return found
 
     def anew(self) -> Arrivals:
         """A copy, with values that no hook has changed."""

@@ -80,3 +80,4 @@ class Outcome(msgspec.Struct):
     results: list[Any] = []  # productions in columns (`operators/results.py`), behind the others
     dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)  # what became of ids before the step ran
     millis: float = 0.0
+    by_stream: dict[str, int] = {}  # the records of each input, where there are several

@@ -41,7 +41,7 @@ from millstream.engine.receipts import EpochOrder, Receipt, checked, total_stats
 from millstream.errors import CheckpointError, EpochAbandoned, Fenced, HookError, MillstreamError, SinkError, StorageError
 from millstream.faults import CrashPoints
 from millstream.state.fencing import run_number
-from millstream.state.heartbeat import RunMode, StateCacheStats
+from millstream.state.heartbeat import Backlog, Figures, RunMode, StateCacheStats
 from millstream.state.manifest import Manifest, Part, SourcePosition, edge_name
 from millstream.state.manifest_log import ManifestLog
 
@@ -78,6 +78,9 @@ class Planner(Protocol):
 
     def parts(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
         """The files of a source with their times of modification, and those that were read. Once per epoch, if a watermark follows them."""
+
+    def backlogs(self) -> Mapping[str, Backlog]:
+        """By injector, what the last epoch had to leave, where that is known. Whenever somebody looks, from any thread."""
 
     def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
         """Tells sources what is safe: a batch is committed and published up to these positions. In step 7, at least once for every batch."""
@@ -167,21 +170,26 @@ class Epochs(Generic[_In]):
         self.points("epoch.1-looked", epoch)
         before = self.latest  # 2
         self.points("epoch.2-read", epoch)
-        planned, receipts = self._work(self._plan(before, ranges, drain), before, input)  # 3, 4, 5
+        planned = self._plan(before, ranges, drain)
+        began_tasks = self.metrics.note("plan", began)
+        planned, receipts = self._work(planned, before, input)  # 3, 4, 5
         if not self.guards.acknowledgement and ranges.batch is not None:
             self.planner.acknowledge(ranges.batch, ranges.positions or {})
         self.points("epoch.5-checked", epoch)
         upkeep = self.upkeep.is_due(epoch)
         refused = self.log.runs.refusals() if upkeep or self._began_at == epoch - 1 else []
-        tasks = self.metrics.end_of_tasks(began)
+        checking = self.metrics.end_of_tasks(began_tasks, receipts)
         compacted = self.compaction.take_finished()
         manifest = manifest_after(self.program, planned, before, receipts, self.token, self.shards, compacted, len(refused))
         self.publishing.prepare(manifest)
         self.ownership.check_commit(epoch)
+        committing = self.metrics.note("check", checking)
+        manifest.spent = self.metrics.spent
         ours = self._commit(manifest)  # 6
         self.latest = manifest if ours else self._adopt(epoch)
         self._listened = self._listened or not planned.settles
-        committed = self.metrics.note("commit", tasks)
+        committed = self.metrics.note("commit", committing)
+        sinks = {name: one.millis for name, one in self.publishing.published.items()}
         self.points("epoch.6-committed", epoch)
         self._publish(self.latest, redo=not ours, instead={} if ours else manifest.sinks)  # 7
         published = self.metrics.note("publish", committed)
@@ -190,7 +198,14 @@ class Epochs(Generic[_In]):
         if upkeep:
             self.collect()
         self.metrics.note("upkeep", published)
-        self._note(planned, receipts, (time.perf_counter() - began) * 1000)
+        published_in = {name: millis for name, one in self.publishing.published.items() if (millis := one.millis - sinks[name])}
+        self._note(
+            planned,
+            receipts,
+            (time.perf_counter() - began) * 1000,
+            published_in,
+            manifest.written - (before.written if before is not None else 0),
+        )
         self.points("epoch.7-done", epoch)
 
     def _commit(self, manifest: Manifest) -> bool:
@@ -238,6 +253,7 @@ class Epochs(Generic[_In]):
                 return checked(self.runner.run(input, order), self.topology, self.shards, self.guards.receipts)
             except EpochAbandoned as error:
                 self.abandoned += 1
+                self.metrics.begin_again()
                 last = error
         raise HookError(
             f"epoch {order.epoch} was abandoned {TRIES} times: {last} A computation that is not deterministic (randomness, the clock, outside calls) cannot "
@@ -257,7 +273,8 @@ class Epochs(Generic[_In]):
         if self.latest is not None:
             self.upkeep.collect(self.latest, self.publishing, self.compaction)
 
-    def _note(self, planned: Plan, receipts: Sequence[Receipt], millis: float) -> None:
+    def _note(self, planned: Plan, receipts: Sequence[Receipt], millis: float, sinks: dict[str, float], written: int) -> None:
+        self.metrics.note_work(receipts)
         records = sum(seen.records for receipt in receipts for seen in receipt.seen.values())
         for receipt in receipts:
             self._caches.update(((name, receipt.shard), one) for name, one in receipt.state_caches.items())
@@ -268,7 +285,8 @@ class Epochs(Generic[_In]):
                 else:
                     _log.warning("%s: %s", self.program.name, hint)
         stored = {edge_name(*edge): why for edge, why in planned.storing.items()}
-        self.metrics.add(EpochStats(planned.epoch, records, millis, job=bool(receipts), stored=stored, at=self.clock()))
+        at = self.clock()
+        self.metrics.add(EpochStats(planned.epoch, records, millis, bool(receipts), stored, at, sinks=sinks, written=written))
 
     @property
     def state_caches(self) -> dict[str, StateCacheStats]:
@@ -368,6 +386,20 @@ class Epochs(Generic[_In]):
     def mode(self) -> RunMode:
         return msgspec.structs.replace(
             self.runner.status(), epochs_per_second=self.metrics.per_second(self.clock()), phases=self.metrics.phases()
+        )
+
+    def figures(self) -> Figures:
+        """What was measured lately."""
+        shards, busy, computations = self.metrics.loads()
+        return Figures(
+            backlogs=dict(self.planner.backlogs()),
+            shards=shards,
+            busy=busy,
+            computations=computations,
+            published={name: one.epoch for name, one in self.publishing.published.items()},
+            retries=self.metrics.retries,
+            compactions=msgspec.to_builtins(self.compaction.stats()),
+            state_caches=self.state_caches,
         )
 
     def close(self) -> None:

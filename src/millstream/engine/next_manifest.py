@@ -16,14 +16,14 @@ import msgspec
 from millstream.core.backfill import BuildState, builds_after, scanned_by
 from millstream.core.step import LAST_LATE
 from millstream.core.time import END
-from millstream.core.topology import ComputationSpec, EdgeState, Topology, edge_after
+from millstream.core.topology import STRONG, ComputationSpec, EdgeState, Topology, edge_after
 from millstream.core.watermark import Progress, Seen, effective
 from millstream.engine.compaction_orders import CompactionOrder
 from millstream.engine.plan import Plan, adaptive_edges
 from millstream.engine.program import Program
 from millstream.engine.receipts import Receipt, Work
 from millstream.state.compaction import adopt
-from millstream.state.manifest import ComputationState, Manifest, Part, ShardState, WaitingParts, edge_name
+from millstream.state.manifest import ComputationState, Manifest, OutputState, Part, ShardState, WaitingParts, edge_name
 
 MOST_WAITING = 512  # parts of a sink that rolls: they stand in every manifest until they are published
 KEPT_RUNS = 64  # a state cache that was last brought up to date by an older run loads anew
@@ -70,7 +70,23 @@ def manifest_after(
         builds=builds,
         sources=dict(before.sources if before is not None else {}) if plan.ranges.positions is None else dict(plan.ranges.positions),
         waiting=waiting,
+        outputs=_outputs(topology, before, sinks),
+        written=(before.written if before is not None else 0) + sum(map(_written, receipts)),
     )
+
+
+def _written(receipt: Receipt) -> int:
+    deltas = sum(work.segment.length for work in receipt.work.values() if work.segment is not None)
+    return deltas + sum(length for ref in receipt.stored_refs for _, length, _ in ref.slices.values())
+
+
+def _outputs(topology: Topology, before: Manifest | None, sinks: Mapping[str, Sequence[Part]]) -> dict[str, OutputState]:
+    found = {}
+    for emission in topology.emissions:
+        known = before.outputs.get(emission.name) if before is not None else None
+        rows = (known.rows if known is not None else 0) + sum(part.rows for part in sinks.get(emission.name, ()))
+        found[emission.name] = OutputState(emission.stream, emission.sink.place(), rows, emission.sink.file_format)
+    return found
 
 
 def _sinks(
@@ -174,6 +190,8 @@ def _computation(
         relation=spec.relation,
         window=spec.window,
         about=dict(spec.about),
+        strong=[i.stream for i in spec.inputs if program.topology.edges[i.stream, name] == STRONG],
+        by_stream=dict(old.by_stream),
     )
     mine = {r.shard: r.work[name] for r in receipts if name in r.work}
     for shard, state in enumerate(old.shards):
@@ -205,8 +223,9 @@ def _add(total: ComputationState, shard: ShardState, delta: Work) -> None:
     total.dead += counts.dead
     for stream, late in counts.late_by.items():
         total.late_by[stream] = total.late_by.get(stream, 0) + late
-    for name, n in counts.tallies.items():
-        total.tallies[name] = total.tallies.get(name, 0) + n
+    for sums, some in ((total.tallies, counts.tallies), (total.by_stream, delta.by_stream)):
+        for name, n in some.items():
+            sums[name] = sums.get(name, 0) + n
     total.last_late = [*total.last_late, *counts.last_late][-LAST_LATE:]
     total.dedup.add(delta.dedup)
 

@@ -140,6 +140,8 @@ class Compiled:
             self.running = step
             outcomes[name] = outcome = step.run(here or Arrivals.none())  # type: ignore[arg-type]
             outcome.millis = (perf_counter() - began) * 1000
+            if here is not None and len(self.topology.by_name[name].inputs) > 1:
+                outcome.by_stream = here.by_stream()
         self.running = None
         return outcomes
 

@@ -38,6 +38,8 @@ class Published(msgspec.Struct):
     rows: int = 0
     parts: int = 0
     epochs: int = 0
+    millis: float = 0.0
+    epoch: int = -1  # the last that is published
 
 
 @dataclass(eq=False)
@@ -66,12 +68,17 @@ class Publishing:
             if at:
                 self.point("epoch.7-publishing", manifest.epoch)
             if name in self._sinks:
+                began = time.perf_counter()
                 self._sinks[name].commit(self._context(name, redo, instead.get(name, ())), manifest.epoch, parts)
                 if not redo:
                     count = self.published[name]
                     count.rows += sum(part.rows for part in parts)
                     count.parts += len(parts)
                     count.epochs += 1
+                    count.millis += (time.perf_counter() - began) * 1000
+        for name, published in self.published.items():
+            if name not in manifest.waiting:
+                published.epoch = manifest.epoch
         self.point("epoch.7-published", manifest.epoch)
 
     def sweep(self, manifest: Manifest) -> None:

@@ -42,10 +42,11 @@ class Work(msgspec.Struct):
     produced: int
     dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)
     millis: float = 0.0
+    by_stream: dict[str, int] = {}  # records, of a computation with several inputs
 
 
 class Receipt(msgspec.Struct):
-    """What a task did, for the driver. `unit` is a digest of content: equal for attempts that did the same."""
+    """What a task did, for the driver. `unit` is a digest of content: equal for attempts that did the same. staging: how long it took to stage (ms)."""
 
     level: int
     group: int
@@ -59,6 +60,7 @@ class Receipt(msgspec.Struct):
     state_caches: dict[str, StateCacheStats] = {}
     failure: str | None = None
     message: str = ""
+    staging: float = 0.0
 
 
 encode_receipt = msgspec.msgpack.Encoder().encode

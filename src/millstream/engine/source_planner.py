@@ -9,6 +9,8 @@ Rules
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping
 
 import msgspec
@@ -18,9 +20,12 @@ from millstream.engine.plan import Range, Reading
 from millstream.errors import CheckpointError
 from millstream.sources.splits import PlannedReader, SplitPlan
 from millstream.state.compaction import adopt, compact, pick_segments, unit_name
+from millstream.state.heartbeat import Backlog
 from millstream.state.manifest import Manifest, SourcePosition
 from millstream.state.segment import SegmentRef, merge, write_segment
 from millstream.state.storage import Storage
+
+_METERED = 10.0  # seconds
 
 _pack = msgspec.msgpack.Encoder().encode
 _number = msgspec.msgpack.Decoder(int).decode
@@ -43,6 +48,7 @@ class SourcePlanner:
         self.readers = dict(readers)
         self._storage, self._token, self._bounded, self._guards = storage, token, bounded, guards
         self._starts: dict[str, str] = {}
+        self._meters = {name: BacklogMeter(reader.counts) for name, reader in self.readers.items() if reader.counts}
         for name, reader in self.readers.items():
             position = latest.sources.get(name) if latest is not None else None
             if position is None and latest is not None and any(progress.records for progress in latest.injectors.values()):
@@ -67,6 +73,8 @@ class SourcePlanner:
                 start = self._starts[name] = reader.first()
             take = takes[name] = reader.plan(start if self._guards.offsets else self._last_planned(name, start))
             ranges[name] = Range(start, take.end)
+            if reader.counts:
+                self._meters[name].note(take)
             positions[name] = SourcePosition(take.end, self._chain(name, known, take, epoch))
         return Reading(batch=batch, ranges=ranges, positions=positions), {name: take for name, take in takes.items() if take.splits}
 
@@ -95,6 +103,9 @@ class SourcePlanner:
         reader = self.readers[injector]
         return reader.parts(), reader.parts_read()
 
+    def backlogs(self) -> dict[str, Backlog]:
+        return {name: meter.backlog() for name, meter in self._meters.items()}
+
     def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
         for name, position in positions.items():
             if name in self.readers:
@@ -103,6 +114,29 @@ class SourcePlanner:
     def close(self) -> None:
         for reader in self.readers.values():
             reader.close()
+
+
+class BacklogMeter:
+    """What a source had left when it was planned last, and how fast it is read. Noted by the driver, asked for by anybody."""
+
+    def __init__(self, counts: str) -> None:
+        self._counts = counts
+        self._left = 0
+        self._taken: deque[tuple[float, int]] = deque()  # moment, how many
+
+    def note(self, plan: SplitPlan) -> None:
+        self._left = plan.left
+        if plan.takes or self._taken:
+            now = time.monotonic()
+            self._taken.append((now, plan.takes))
+            while self._taken[0][0] < now - _METERED:
+                self._taken.popleft()
+
+    def backlog(self) -> Backlog:
+        taken = list(self._taken)
+        rate = sum(count for _, count in taken[:-1]) / (taken[-1][0] - taken[0][0]) if len(taken) > 1 else 0.0
+        seconds = 0.0 if not self._left else round(self._left / rate, 1) if rate else None
+        return Backlog(self._left, self._counts, seconds)
 
 
 def names_read(storage: Storage, position: SourcePosition) -> dict[str, int]:

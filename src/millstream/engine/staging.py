@@ -79,7 +79,7 @@ def stage(task: Task, receipt: Receipt, outcomes: Mapping[str, Outcome], out: Ro
         for result in outcome.results:
             digest.update(result.content(task.compiled.encode_value))
         produced = len(outcome.productions) + sum(map(len, outcome.results))
-        receipt.work[computation] = Work(ref, outcome.counts, produced, outcome.dedup, outcome.millis)
+        receipt.work[computation] = Work(ref, outcome.counts, produced, outcome.dedup, outcome.millis, outcome.by_stream)
     for (stream, computation), by_shard in sorted(out.kept.items()):
         oldest = min(row[1] for rows in by_shard.values() for row in rows)
         stored_ref = ProductionsRef(stream, computation, unit.name, slices={}, oldest=oldest)

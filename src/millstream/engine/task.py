@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from millstream.core import dedup
@@ -115,8 +116,10 @@ class Task:
         receipt = Receipt(self.group.level, self.group.index, self.shard)
         try:
             outcomes = self._outcomes(inputs, receipt)
+            began = perf_counter()
             out = route(self.compiled, outcomes.values(), self.shards, set(self.order.stored))  # g
             stage(self, receipt, outcomes, out)  # h
+            receipt.staging = (perf_counter() - began) * 1000
         except MillstreamError as error:
             failed = Receipt(self.group.level, self.group.index, self.shard, failure=travelling_name(error), message=str(error))  # i
             return Result(failed, {})

@@ -101,6 +101,8 @@ class Sink:
     form: str = ""
     #: For how long (milliseconds) committed parts wait, to be published together; 0: not at all. Only for a sink whose parts may lie in units.
     roll_millis: int = 0
+    #: "json" or "parquet", where `place` is a folder of such files, which others may read (`published.py`).
+    file_format: str = ""
     #: Whether `commit` runs jobs of Spark's, which need a slot of their own.
     needs_spark: bool = False
     #: Whether `stage` takes back what an earlier run has staged, also if that run still commits it: then such runs are shut out first.

@@ -100,6 +100,7 @@ class FileSink(Sink):
         text = os.fspath(path)
         self.path = text if "://" in text else os.path.abspath(text)
         self.format, self.schema, self.options, self.nan = format, schema, storage_options, nan
+        self.file_format = format
         self.roll = roll_millis(roll)
         self.roll_millis = self.roll or 0
         self.in_units = self.roll_millis > 0

@@ -162,6 +162,8 @@ class KafkaSource(Source):
 
 
 class KafkaReader(PlannedReader):
+    counts = "records"
+
     def __init__(self, source: KafkaSource, schema: pa.Schema, unreadable: str | None) -> None:
         import pyarrow as pa
 
@@ -210,12 +212,13 @@ class KafkaReader(PlannedReader):
         planned = shares({one: end - positions[one] for one, end in ends.items()}, self._source.max_per_epoch)
         count = sum(planned.values())
         self._behind = {_name_of_source(one) for one, end in ends.items() if positions[one] + planned[one] < end}
-        self.stats = KafkaStats(len(ends), sum(ends.values()) - sum(positions.values()))
+        there = sum(end - positions[one] for one, end in ends.items())
+        self.stats = KafkaStats(len(ends), there)
         if not count:
             return SplitPlan(start)
         splits = [KafkaSplit(*one, positions[one], positions[one] + planned[one]) for one in sorted(ends)]
         read = {one: positions[one] + planned[one] for one in positions}
-        return SplitPlan(_offset(read).text(), splits, int(count * self._size))
+        return SplitPlan(_offset(read).text(), splits, int(count * self._size), takes=count, left=there - count)
 
     def _ends(self, positions: Mapping[TopicPart, int]) -> dict[TopicPart, int]:
         if self._targets is not None:

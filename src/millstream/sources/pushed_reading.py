@@ -31,6 +31,7 @@ _SPLIT = 256 << 10  # bytes that are worth a task of their own
 
 class IntakeReader(PlannedReader):
     schema = SCHEMA
+    counts = "bytes"
 
     def __init__(self, source: PushedSource, messages: int | None, size: int | None, partitions: int | None) -> None:
         self._source: PushedSource | None = source
@@ -55,13 +56,19 @@ class IntakeReader(PlannedReader):
         if self._error is not None:
             raise self._error
         begin = IntakeOffset.read(start).position
-        end = intake_reader.readable_end(self._folder, begin, self._target)
+        there = end = intake_reader.readable_end(self._folder, begin, self._target)
         if begin == end:
             return SplitPlan(start)
         most = self.most if self._messages is None and self._size is None else self._size
         if most is None or self._messages is not None or end - begin > most:
             end = intake_reader.until(self._folder, begin, end, self._messages, most)
-        return SplitPlan(IntakeOffset(end).text(), intake_reader.split(self._folder, begin, end, self._partitions, _SPLIT), end - begin)
+        return SplitPlan(
+            IntakeOffset(end).text(),
+            intake_reader.split(self._folder, begin, end, self._partitions, _SPLIT),
+            end - begin,
+            takes=end - begin,
+            left=there - end,
+        )
 
     def read(self, split: Any) -> Iterator[pa.RecordBatch]:
         return rows_between(self._folder, *split)

@@ -28,13 +28,15 @@ T = TypeVar("T", bound="Offset")
 class SplitPlan(msgspec.Struct, frozen=True):
     """What one epoch reads of one source, up to the offset `end`. splits: what is to be read, each by one task; none if nothing is new. size: about how many
     bytes that is. names: the files that are read with it (name to time of modification), which a manifest keeps for ever; gone: names that need not be
-    kept any longer."""
+    kept any longer. takes, left: how many of the reader's `counts` are read, and how many are there and must wait."""
 
     end: str
     splits: Sequence[Any] = ()
     size: int = 0
     names: Mapping[str, int] = {}
     gone: Sequence[str] = ()
+    takes: int = 0
+    left: int = 0
 
 
 class Offset(msgspec.Struct, frozen=True):
@@ -57,6 +59,8 @@ class PlannedReader:
     schema: pa.Schema
     #: How many bytes one epoch may have at most, where nobody has said how much; None: whatever there is. Resident tasks hold an epoch in memory.
     most: int | None = None
+    #: What plans say they take and leave: "records", "files", "bytes"; nothing where that is not known.
+    counts: str = ""
 
     def begin(self, names: Mapping[str, int], bounded: bool) -> None:
         """Driver, at the start of a run, before the first `plan`; and again if a run that was being replaced has committed one more epoch.

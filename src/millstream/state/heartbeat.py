@@ -7,6 +7,8 @@ Rules
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from millstream.errors import MillstreamError
@@ -54,6 +56,37 @@ class RunMode(msgspec.Struct, frozen=True):
     phases: dict[str, float] = {}
 
 
+class Backlog(msgspec.Struct, frozen=True):
+    """What a source had that the last epoch did not take: how many of what ("files", "records", "bytes"). seconds: how long that takes at the present rate;
+    None if nothing is read."""
+
+    left: int
+    counts: str
+    seconds: float | None = None
+
+
+class ShardLoad(msgspec.Struct, frozen=True):
+    """What the steps of a shard took lately (milliseconds), for how many records."""
+
+    shard: int
+    millis: float
+    records: int
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What a driver has measured lately. backlogs: by injector. shards: those with the most to do, of `busy` that had anything. computations: by name, the
+    milliseconds of their steps. published: by sink, the last epoch that it has published. retries: attempts at epochs that were begun again."""
+
+    backlogs: dict[str, Backlog] = {}
+    shards: list[ShardLoad] = []
+    busy: int = 0
+    computations: dict[str, float] = {}
+    published: dict[str, int] = {}
+    retries: int = 0
+    compactions: dict[str, Any] = {}
+    state_caches: dict[str, StateCacheStats] = {}
+
+
 class Alive(msgspec.Struct, frozen=True):
     """What a driver says of itself: its run, when (wall clock, ms), where, whether it is still at work, and how fast."""
 
@@ -67,6 +100,7 @@ class Alive(msgspec.Struct, frozen=True):
     epoch_millis: float = 0.0
     waits_for: str = ""
     mode: RunMode = RunMode()
+    figures: Figures = Figures()
     format: int = formats.SIGN.newest
 
     def is_alive(self, now: int) -> bool:

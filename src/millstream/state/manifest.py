@@ -84,6 +84,8 @@ class ComputationState(msgspec.Struct):
     relation: RelationSpec | None = None  # of a table, view or join
     window: WindowShape | None = None  # of a window operator
     about: dict[str, str] = {}  # for people: what it was defined as
+    strong: list[str] = []  # the feeds whose productions are stored
+    by_stream: dict[str, int] = {}  # the records of each feed, where there are several
 
     @property
     def keeps_columns(self) -> bool:
@@ -105,9 +107,20 @@ class WaitingParts(msgspec.Struct):
     parts: list[Part]
 
 
+class OutputState(msgspec.Struct):
+    """What goes to a sink: a stream, to a place in words. rows: that were to be published, since the beginning. files: "json" or "parquet", where the place is
+    a folder of such files."""
+
+    stream: str
+    place: str
+    rows: int = 0
+    files: str = ""
+
+
 class Manifest(msgspec.Struct):
     """An epoch, committed. now: its clock, which hooks see as self.now. committed_at: the wall clock when it was committed; an epoch that settles has the
-    clock of the last input."""
+    clock of the last input. spent: by phase, the milliseconds of all epochs up to this one, without what follows its commit. written: the bytes of their deltas
+    and stored productions."""
 
     epoch: int
     token: str
@@ -130,6 +143,9 @@ class Manifest(msgspec.Struct):
     sources: dict[str, SourcePosition] = {}  # by injector, of those whose epochs Millstream plans itself
     waiting: dict[str, WaitingParts] = {}  # by emission, of sinks that roll
     committed_at: int | None = None
+    outputs: dict[str, OutputState] = {}  # by emission
+    spent: dict[str, float] = {}
+    written: int = 0
 
     @property
     def batch(self) -> int | None:

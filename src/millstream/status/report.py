@@ -258,8 +258,12 @@ class Overview(msgspec.Struct):
 
 def overview(log: ManifestLog) -> Overview:
     """What the checkpoint says of itself and of its latest epoch."""
+    return overview_of(log, log.latest())
+
+
+def overview_of(log: ManifestLog, manifest: Manifest | None) -> Overview:
+    """What it says of itself, and of an epoch."""
     identity = log.identity()
-    manifest = log.latest()
     status = status_of(identity.pipeline, manifest)
     if manifest is not None:
         status.state = "drained" if manifest.drained else "committed"

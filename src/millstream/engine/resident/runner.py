@@ -23,7 +23,7 @@ from millstream.core.guards import ALL_GUARDS, Guards
 from millstream.engine.columns.keying import Keying
 from millstream.engine.compaction_orders import TaskCompaction
 from millstream.engine.epochs import Epochs
-from millstream.engine.metrics import BETWEEN_TASKS, Metrics
+from millstream.engine.metrics import Metrics
 from millstream.engine.program import Program
 from millstream.engine.publishing import BackgroundUpkeep
 from millstream.engine.receipts import EpochOrder, Receipt
@@ -43,6 +43,7 @@ from millstream.state.manifest_log import ManifestLog
 
 LITTLE = 1 << 20  # bytes that are read on the driver
 _UNEXPECTED = 4  # tries
+_WAITED = 0.001  # seconds: what is less is no wait
 
 _EMPTY = ShardState()
 _In = TypeVar("_In")
@@ -121,15 +122,24 @@ class RemoteTasks:
     ended: Callable[[bool], None]
 
     def __post_init__(self) -> None:
-        self.recycle, self.gather, self.status = self.coordinator.recycle, self.coordinator.gather, self.coordinator.status
+        self.recycle, self.status = self.coordinator.recycle, self.coordinator.status
+
+    def gather(self, stopped: Callable[[], bool]) -> None:
+        began = time.perf_counter()
+        self.coordinator.gather(stopped)
+        if time.perf_counter() - began > _WAITED:
+            self.metrics.note("wait", began)
 
     def attempt(self, input: TaskInput, order: EpochOrder) -> list[Receipt]:
         began = time.perf_counter()
-        answers = self.coordinator.run(partial(self._encoded, order, input))
+        try:
+            answers = self.coordinator.run(partial(self._encoded, order, input))
+        except TaskLost:
+            self.metrics.begin_again()
+            raise
         whole = (time.perf_counter() - began) * 1000
         slowest = max(answers, key=lambda answer: sum(answer.phases.values()))  # and what is left is the way there and back
-        phases = {f"task: {name}": millis for name, millis in slowest.phases.items()}
-        for phase, millis in {**phases, BETWEEN_TASKS: whole - sum(phases.values())}.items():
+        for phase, millis in {**slowest.phases, "dispatch": whole - sum(slowest.phases.values())}.items():
             self.metrics.add_phase(phase, millis)
         return [receipt for answer in answers for receipt in answer.receipts]
 
@@ -229,7 +239,7 @@ def assemble(
 ) -> ResidentParts:
     """host: where the driver listens; remote: tasks may be on other hosts, so connections are encrypted. pickled: how programs, readers and splits travel."""
     guards = Guards.without(guards_off) if guards_off else ALL_GUARDS
-    metrics, stopping = Metrics(), threading.Event()
+    metrics, stopping = Metrics(latest.spent if latest is not None else None), threading.Event()
     planner = SourcePlanner(readers, log.storage, token, latest, bounded, guards)
     certificate, key = wire.make_certificate() if remote else (b"", b"")
     cookie = secrets.token_bytes(32)

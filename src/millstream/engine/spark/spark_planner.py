@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from millstream.core.topology import Injector
 from millstream.engine.plan import Range, Reading
 from millstream.errors import CheckpointError
+from millstream.state.heartbeat import Backlog
 from millstream.state.manifest import Manifest, SourcePosition
 
 
@@ -81,6 +82,9 @@ class SparkPlanner:
 
     def parts(self, injector: str) -> tuple[Mapping[str, int], set[str]]:
         return self._files[injector].now()
+
+    def backlogs(self) -> Mapping[str, Backlog]:
+        return {}  # Spark knows, and does not say
 
     def acknowledge(self, batch: int, positions: Mapping[str, SourcePosition]) -> None:
         told = [injector for injector in self._injectors.values() if injector.source.is_acknowledged]

@@ -39,11 +39,12 @@ def is_hidden(name: str) -> bool:
 
 
 class NewFiles(NamedTuple):
-    """Of one plan. end: how many names were ever read, with these. gone: names that need not be kept."""
+    """Of one plan. end: how many names were ever read, with these. gone: names that need not be kept. left: how many files have to wait."""
 
     end: int
     names: dict[str, int]
     gone: list[str]
+    left: int
 
 
 class Folder:
@@ -137,7 +138,7 @@ class UnreadFiles:
         gone: list[str] = []
         if new and (after := max(new[-1][0], self._newest or 0) - self._max_age) > self._least:
             gone = [name for name, modified in self._read.items() if modified < after]
-        self._planned = NewFiles(start + len(new), {name: modified for modified, name in new}, gone)
+        self._planned = NewFiles(start + len(new), {name: modified for modified, name in new}, gone, len(self._waiting) - first - len(new))
         return self._planned
 
     def _enough(self, names: list[str], most: int) -> int:

@@ -45,6 +45,8 @@ class FilesOffset(Offset, frozen=True):
 
 
 class FileReader(PlannedReader):
+    counts = "files"
+
     def __init__(self, path: str, schema: pa.Schema, settings: Settings, unreadable: str | None) -> None:
         self.schema, self._settings, self._unreadable = schema, settings, unreadable
         self._path = os.path.abspath(path)
@@ -71,6 +73,8 @@ class FileReader(PlannedReader):
             sum(sizes),
             dict(zip(paths, planned.names.values(), strict=True)),
             [os.path.join(self._path, name) for name in planned.gone],
+            len(paths),
+            planned.left,
         )
 
     def _splits(self, path: str, size: int) -> list[FileSplit]:
