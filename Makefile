@@ -11,7 +11,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 
-.PHONY: setup demo demo-views demo-service test quick check bench bench-quick soak matrix kafka lock docs java clean
+.PHONY: setup demo demo-views demo-service chromium test quick check bench bench-quick soak matrix kafka lock docs java clean
 
 setup: java $(STAMP)
 	@echo "ready: . $(VENV)/bin/activate for the millstream command, or make demo"
@@ -44,7 +44,11 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_layout.py
 
-test: setup
+# a browser for the tests of the page, where the system can install one; else they are skipped
+chromium:
+	@PYTHON=$(PYTHON) sh scripts/chromium.sh
+
+test: setup chromium
 	$(BIN)/pytest -m "not soak" -n 3 --dist loadscope --no-loadscope-reorder
 
 # no Spark, no killed process, and a tenth of the seeds and examples: about a minute

@@ -619,6 +619,8 @@ def test_default_ports_do_not_collide_and_every_address_has_one_word() -> None:
         "127.0.0.1:7400": {"serve", "kv"},
         "127.0.0.1:7401": {"push"},
         "127.0.0.1:7402": {"sink"},
+        "127.0.0.1:4080": {"ui"},
+        "127.0.0.1:9464": {"metrics"},
     }
     assert signatures.signature(ms.sources.connector).parameters["listen"].default == "127.0.0.1:7401"
 

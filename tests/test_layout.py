@@ -23,6 +23,7 @@ LAYERS = {
     "testing": 2,
     "pipeline": 3,
     "handle": 4,
+    "monitoring": 5,
     "status": 5,
     "simulation": 6,
     "engine": 7,

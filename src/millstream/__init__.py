@@ -1,6 +1,6 @@
 """Millstream: MillWheel's model of stream processing on Spark, from Python."""
 
-from millstream import anomalies, connector, errors, service, sinks, sources, testing, views
+from millstream import anomalies, connector, errors, monitoring, service, sinks, sources, testing, views
 from millstream.core import watermark as watermarks
 from millstream.core.computation import Computation
 from millstream.core.dedup import dedup
@@ -60,6 +60,7 @@ __all__ = [
     "first",
     "last",
     "mean",
+    "monitoring",
     "service",
     "sinks",
     "sources",

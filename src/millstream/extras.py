@@ -18,6 +18,8 @@ _BRINGS = {
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg", "sqlalchemy"),
     "kafka": ("confluent_kafka",),
+    "metrics": ("prometheus_client",),
+    "web": ("starlette", "uvicorn", "anyio"),
     "avro": ("fastavro", "httpx2", "httpx", "authlib", "cachetools"),
     "postgres": ("psycopg", "stamina"),
     "spark": ("pyspark", "py4j"),

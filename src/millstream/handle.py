@@ -23,6 +23,8 @@ from rich.text import Text
 
 from millstream.engine.program import Compiled, Program
 from millstream.errors import DefinitionError
+from millstream.monitoring.epoch_feed import EpochFeed, takers_of
+from millstream.monitoring.observer import Look, Observer
 from millstream.operators.interval_join import IntervalJoin
 from millstream.operators.pane_rows import PaneReader
 from millstream.operators.panes import WindowOperator
@@ -33,10 +35,12 @@ from millstream.state.queries import states
 from millstream.state.reader import steady
 from millstream.status import render
 from millstream.status.narrator import Narrator
-from millstream.status.report import Status, status_of
+from millstream.status.report import Overview, Status, status_of
 
 if TYPE_CHECKING:
     from millstream.engine.spark.run import Run
+    from millstream.monitoring.prometheus import MetricsServer
+    from millstream.monitoring.web_server import PageServer
     from millstream.service.blocking import ServerThread
 
 _log = logging.getLogger("millstream.run")
@@ -46,7 +50,9 @@ _QUIET_AFTER = 5.0  # seconds without a record, after which a run says what it w
 class Handle:
     """A running pipeline."""
 
-    def __init__(self, program: Program, run: Run, narrator: Narrator, serve: str | None = None) -> None:
+    def __init__(
+        self, program: Program, run: Run, narrator: Narrator, serve: str | None = None, ui: str | None = None, metrics: str | None = None
+    ) -> None:
         self._program = program
         self._run = run
         self._epochs = run.epochs
@@ -56,9 +62,16 @@ class Handle:
         self._is_over = False
         self._unsaid: type[Exception] | None = None  # what the last sign that could not be given failed with
         self._server: ServerThread | None = None
+        self._page: PageServer | None = None
+        self._metrics: MetricsServer | None = None
+        self._feed = EpochFeed(self._epochs.metrics, takers_of(program.name))
         try:
             if serve is not None:
                 self._server = _serving(run, serve)
+            if ui is not None:
+                self._page = _page(self, ui)
+            if metrics is not None:
+                self._metrics = _metrics(self, metrics)
             run.start(self._at_end)
         except BaseException:
             self._stop_serving()
@@ -66,6 +79,10 @@ class Handle:
             raise
         if self.serving:
             narrator.say(f"live state is served at {self.serving}")
+        if self._page is not None:
+            narrator.say(f"the page of the run is at {self._page.url}")
+        if self._metrics is not None:
+            narrator.say(f"metrics are at {self._metrics.url}")
         threading.Thread(target=self._give_signs, name="millstream-signs", daemon=True).start()
 
     def _at_end(self) -> None:
@@ -73,6 +90,7 @@ class Handle:
         with self._signing, contextlib.suppress(Exception):
             self._is_over = True
             self._sign(self._last_word())
+            self._feed.pump()
         try:
             if self._run.error is None:
                 self._narrator.ended(self._status(), self._run.stopping, self._epochs.published)
@@ -80,8 +98,9 @@ class Handle:
             self._stop_serving()
 
     def _stop_serving(self) -> None:
-        if self._server is not None:
-            self._server.stop()
+        for server in (self._server, self._page, self._metrics):
+            if server is not None:
+                server.stop()
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Waits for the end: of the input and the drain (available_now), of a call of `stop`, or an error, which is raised.
@@ -114,6 +133,11 @@ class Handle:
     def serving(self) -> str | None:
         """Where live state is served (HOST:PORT), if it is."""
         return None if self._server is None else self._server.address
+
+    @property
+    def page(self) -> str | None:
+        """Where the page of the run is (a URL), if it has one."""
+        return None if self._page is None else self._page.url
 
     @property
     def query(self) -> Any:
@@ -235,6 +259,7 @@ class Handle:
                         if not self._is_over:
                             self._sign("running")
                 self._narrator.tell(self._status)
+                self._feed.pump()
             except Exception as error:
                 if type(error) is not self._unsaid:
                     self._unsaid = type(error)
@@ -244,8 +269,12 @@ class Handle:
         epochs = self._epochs
         if epochs.log.runs.superseded(epochs.token) or not epochs.log.runs.has_claim(epochs.token):
             return  # somebody else's checkpoint, or nobody's
-        status = self._status()
-        sign = heartbeat.Alive(
+        heartbeat.say(epochs.storage, self._alive(state, self._status()))
+
+    def _alive(self, state: str, status: Status) -> heartbeat.Alive:
+        """What this driver says of itself."""
+        epochs = self._epochs
+        return heartbeat.Alive(
             run=epochs.token,
             at=int(time.time() * 1000),
             host=socket.gethostname(),
@@ -256,22 +285,54 @@ class Handle:
             epoch_millis=status.epoch_millis,
             waits_for=status.waits_for,
             mode=status.mode,
+            figures=epochs.figures(),
         )
-        heartbeat.say(epochs.storage, sign)
+
+    def look(self) -> Look:
+        """For the page and for metrics: what there is to see, without a look at the checkpoint."""
+        status, epochs = self._status(), self._epochs
+        found = Overview(
+            checkpoint=epochs.storage.url,
+            id="",
+            shards=epochs.shards,
+            token=epochs.token,
+            status=status,
+            alive=self.running,
+            last_sign=self._alive(status.state, status),
+        )
+        error = self.error
+        return Look(found, epochs.latest, list(epochs.metrics), status, "" if error is None else f"{type(error).__name__}: {error}")
 
     def _last_word(self) -> str:
         return "failed" if self._run.error is not None else "stopped" if self._run.stopping else "ended"
 
 
-def launch(program: Program, narrator: Narrator, *, serve: str | None = None, **asked: Any) -> Handle:
+def launch(
+    program: Program, narrator: Narrator, *, serve: str | None = None, ui: str | None = None, metrics: str | None = None, **asked: Any
+) -> Handle:
     """Starts a pipeline on Spark. asked: see `engine/spark/start.start`."""
     from millstream.engine.spark.start import start
 
-    return Handle(program, start(program, say=narrator.say, **asked), narrator, serve)
+    return Handle(program, start(program, say=narrator.say, **asked), narrator, serve, ui, metrics)
 
 
 def _tasks(slots: list[int]) -> str:
     return f"task{'' if len(slots) == 1 else 's'} {', '.join(map(str, slots))}"
+
+
+def _metrics(handle: Handle, address: str) -> MetricsServer:
+    from millstream.monitoring.prometheus import EpochSeconds, MetricsServer, PipelineCollector
+
+    server = MetricsServer([PipelineCollector([Observer(handle._epochs.log, handle.look)])], address)
+    handle._feed.takers.append(EpochSeconds(server.registry, handle._program.name))
+    return server
+
+
+def _page(handle: Handle, address: str) -> PageServer:
+    """The page of a run. The variable MILLSTREAM_COOKIE is the token that whoever looks from another machine must know."""
+    from millstream.monitoring.web_server import PageServer
+
+    return PageServer([Observer(handle._epochs.log, handle.look)], address, os.environ.get("MILLSTREAM_COOKIE", ""))
 
 
 def _serving(run: Run, address: str) -> ServerThread:

@@ -272,9 +272,7 @@ class Pipeline:
         """Sends a stream to a sink. A stream may go to several sinks. ids: rows carry `id`, the same on every retry, for whoever deduplicates downstream.
         name: of what is sent, in the names of files and in the checkpoint, by default that of the stream."""
         found = self._stream_name(stream, "emit")
-        if name is not None:
-            _checked(name, "output")
-        self._emit_as(name or found, found, sink, ids)
+        self._emit_as(found if name is None else _checked(name, "output"), found, sink, ids)
 
     def _emit_as(self, name: str, stream: str, sink: Sink, ids: bool) -> None:
         if not isinstance(sink, Sink):
@@ -435,15 +433,16 @@ class Pipeline:
         serve: str | None = None,
         resident: bool = False,
         tasks: int | None = None,
+        ui: str | None = None,
+        metrics: str | None = None,
     ) -> Handle:
         """Starts the pipeline on Spark and returns a handle (`await_termination`, `stop`, `status`, `state`, `output`).
 
-        spark: a session; without one, a local session is made. checkpoint: a directory or a URL (s3://, gs://, az://, abfss://) that is this pipeline's
-        alone. available_now: process what is there and end; `drain` then ends event time, so that every window closes. trigger: how often an epoch begins
-        ("500ms"). shards: fixed when the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its own offsets, by default
-        inside the checkpoint. drop: computations whose state may go. quiet: say nothing; otherwise a run says on stderr what it is doing. serve: HOST:PORT
-        where others ask for its state. resident: tasks stay, and epochs commit in tens of milliseconds; trigger is then the least time between two (0);
-        tasks: how many of them.
+        spark: a session; without one, a local one is made. checkpoint: a directory or a URL (s3://, gs://, az://, abfss://) that is this pipeline's alone.
+        available_now: process what is there and end; `drain` then ends event time, so that every window closes. trigger: how often an epoch begins
+        ("500ms"). shards: fixed when the checkpoint is made, by default one per core. spark_checkpoint: where Spark keeps its offsets, by default there.
+        drop: computations whose state may go. quiet: say nothing. resident: tasks stay, and epochs commit in tens of milliseconds; trigger is then the least
+        time between two (0); tasks: how many. HOST:PORT of what is served: serve, its state; ui, a page that shows the run; metrics, for Prometheus.
         """
         from millstream.handle import launch
         from millstream.status.narrator import Narrator
@@ -453,6 +452,8 @@ class Pipeline:
             Narrator(self.name, quiet),
             spark=spark,
             serve=serve,
+            ui=ui,
+            metrics=metrics,
             checkpoint=os.fspath(checkpoint),
             trigger=trigger,
             available_now=available_now,

@@ -6,6 +6,8 @@
     new          `millstream new`
     run          `millstream run`
     push         `millstream push`
+    ui           `millstream ui`
+    metrics      `millstream metrics`
     checkpoint   `millstream inspect status`, `millstream inspect state`, `millstream copy` and `millstream clean`
     view         `millstream inspect view`
     check_view   `millstream inspect check`

@@ -24,7 +24,7 @@ from millstream.errors import DefinitionError
 from millstream.network import Tls
 from millstream.state.storage import Storage, open_storage
 
-SERVICE, SOURCE, SINK = "127.0.0.1:7400", "127.0.0.1:7401", "127.0.0.1:7402"
+SERVICE, SOURCE, SINK, PAGE, METRICS = "127.0.0.1:7400", "127.0.0.1:7401", "127.0.0.1:7402", "127.0.0.1:4080", "127.0.0.1:9464"
 _WIDE = 240
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

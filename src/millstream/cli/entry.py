@@ -8,7 +8,7 @@ import sys
 from functools import partial
 
 from millstream import __version__, extras
-from millstream.cli import check_view, checkpoint, kv, new, partitions, push, run, serve, sink, view
+from millstream.cli import check_view, checkpoint, kv, metrics, new, partitions, push, run, serve, sink, ui, view
 from millstream.cli.arguments import failed, group, without_action
 from millstream.errors import MillstreamError
 
@@ -21,6 +21,9 @@ pipelines
   new NAME                         make a project: a pipeline, its test, a CI file
   run FILE[:NAME]                  run the pipeline in a Python file
   push FILE                        push the lines of a file into a pipeline
+
+  ui CHECKPOINT...                 a page that shows pipelines, running or not
+  metrics CHECKPOINT...            metrics of pipelines, for Prometheus
 
 what a pipeline has committed
   inspect status CHECKPOINT        how far a pipeline is
@@ -98,6 +101,8 @@ def parser() -> argparse.ArgumentParser:
     new.add_command(commands)
     run.add_command(commands)
     push.add_command(commands)
+    ui.add_command(commands)
+    metrics.add_command(commands)
     looking = group(commands, "inspect", "look at a checkpoint", "Reads what a pipeline has committed, and changes nothing.")
     checkpoint.add_inspections(looking)
     view.add_command(looking)

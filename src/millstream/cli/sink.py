@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream.cli.arguments import SINK, Commands, cookie_of, group, secured_by, server_options, server_tls, until_stopped
+from millstream.cli.arguments import METRICS, SINK, Commands, cookie_of, group, secured_by, server_options, server_tls, until_stopped
 from millstream.connector.sink.console import SinkConsole
 from millstream.connector.sink.outputs import files
 from millstream.connector.sink.outputs.base import Output
@@ -28,6 +28,9 @@ def add_commands(commands: Commands) -> None:
     where.add_argument("--postgres", metavar="DSN", help="a row per line, in this database")
     run.add_argument("--table", metavar="NAME", default="lines", help="with --postgres: the table (lines)")
     server_options(run, SINK)
+    run.add_argument(
+        "--metrics", metavar="HOST:PORT", nargs="?", const=METRICS, help=f"tell Prometheus how the server is doing ({METRICS})"
+    )
     run.add_argument("--quiet", action="store_true", help="do not say who connects, who disconnects and what is committed")
     run.set_defaults(command=_run)
 
@@ -48,6 +51,7 @@ def _run(args: argparse.Namespace) -> int:
     with (
         _outputs(args) as outputs,
         SinkServer(outputs, args.listen, cookie=cookie_of(args), tls=tls, force=args.force, console=console) as server,
+        _metrics(args.metrics, server),
     ):
         print(f"sink: listening on {server.address}, {secured_by(args)}", flush=True)
         while not stopping.wait(None if console is None else _TOLD_EVERY):
@@ -59,6 +63,22 @@ def _run(args: argparse.Namespace) -> int:
         flush=True,
     )
     return 0
+
+
+@contextlib.contextmanager
+def _metrics(listen: str | None, server: SinkServer) -> Iterator[None]:
+    """Tells Prometheus how the server is doing, if somebody wants that."""
+    if listen is None:
+        yield
+        return
+    from millstream.monitoring.prometheus import MetricsServer, StatsCollector
+
+    metrics = MetricsServer([StatsCollector("sink_server", server.stats, gauges=["sessions"])], listen)
+    print(f"sink: metrics are at {metrics.url}", flush=True)
+    try:
+        yield
+    finally:
+        metrics.stop()
 
 
 def _tell(console: SinkConsole | None, *, last: bool = False) -> None:
