@@ -27,6 +27,7 @@ PARTS = (
     "live",
     "service",
     "connections",
+    "watched",
 )
 
 

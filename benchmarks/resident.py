@@ -12,6 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,17 @@ class TaskProcesses:
             process.join()
 
 
-def epochs(pipeline: ms.Pipeline, work: Path, *, slots: int, shards: int, caches: Path) -> Iterator[tuple[float, float]]:
-    """Runs an epoch for each batch; after each, the CPU seconds that the driver and that the tasks have taken so far."""
+def epochs(
+    pipeline: ms.Pipeline,
+    work: Path,
+    *,
+    slots: int,
+    shards: int,
+    caches: Path,
+    beside: Callable[[Any], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[tuple[float, float]]:
+    """Runs an epoch for each batch; after each, the CPU seconds that the driver and that the tasks have taken so far. beside: what goes on beside them, with
+    the driver's epochs."""
     program = pipeline.program()
     ((name, injector),) = program.topology.injectors.items()
     for emission in program.topology.emissions:
@@ -117,8 +127,9 @@ def epochs(pipeline: ms.Pipeline, work: Path, *, slots: int, shards: int, caches
     parts.start(tasks.begin)
     try:
         parts.epochs.resume()
-        while trigger.turn():
-            yield time.process_time(), sum(map(_clock, tasks.running))
+        with beside(parts.epochs):
+            while trigger.turn():
+                yield time.process_time(), sum(map(_clock, tasks.running))
     finally:
         parts.epochs.close()
         for process in tasks.running:

@@ -35,6 +35,10 @@ from demos.processes import Child
 from demos.traffic import QUERIES, TRUTH, Traffic, Truth, read_truth, write
 from demos.zeitgeist import STREAMS
 from millstream.errors import MissingExtra
+from millstream.monitoring.observer import Observer
+from millstream.monitoring.web_server import PageServer
+from millstream.state.manifest_log import ManifestLog
+from millstream.state.storage import open_storage
 
 FULL = Traffic(terms=1_000, rate=800.0, spikes=30, dips=12, files=48)
 SMALL = Traffic(terms=200, seconds=300, rate=300.0, spikes=12, dips=4, files=20)
@@ -96,7 +100,8 @@ def _run(output: Path, traffic: Traffic, kills: int, fresh: bool, console: Conso
         )
         onlooker = Onlooker(output, truth)
         drivers = Drivers(output, plan(traffic, kills), onlooker, show)
-        _both(output, drivers, onlooker, show)
+        with _page(output, show):
+            _both(output, drivers, onlooker, show)
         show.doing("comparing, and drawing the picture")
         rows, differences = undisturbed.compare(output)
         found = report.make(output, truth)
@@ -116,6 +121,18 @@ def _run(output: Path, traffic: Traffic, kills: int, fresh: bool, console: Conso
         )
     console.print(f"Look inside: {pasteable('status', output / CHECKPOINT)}", style="dim", highlight=False, markup=False, soft_wrap=True)
     return _verdict(len(drivers.story.kills), rows, differences, console)
+
+
+@contextlib.contextmanager
+def _page(output: Path, show: Show) -> Iterator[None]:
+    """A page that shows the pipeline, whichever of its drivers is alive: it reads the checkpoint."""
+    (output / CHECKPOINT).mkdir(exist_ok=True)
+    page = PageServer([Observer(ManifestLog(open_storage(str(output / CHECKPOINT))))], "127.0.0.1:0")
+    show.event(f"look at it while it runs: {page.url}  (and later with {pasteable('ui', output / CHECKPOINT)})")
+    try:
+        yield
+    finally:
+        page.stop()
 
 
 def _make_room(output: Path, traffic: Traffic, fresh: bool, show: Show) -> None:
