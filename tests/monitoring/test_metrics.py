@@ -24,6 +24,7 @@ from millstream.errors import NetworkError
 from millstream.monitoring import prometheus
 from millstream.monitoring.epoch_feed import EpochFeed, EpochLog, EpochSpans
 from millstream.monitoring.observer import Look, Observer
+from millstream.monitoring.web_server import tables_of
 from millstream.state.heartbeat import Alive, Backlog, Figures, RunMode, ShardLoad, StateCacheStats, TaskSign
 from millstream.state.manifest import ComputationState, Manifest, OutputState, Part, ShardState, WaitingParts
 from millstream.state.manifest_log import ManifestLog
@@ -262,3 +263,25 @@ def test_a_sink_server_tells_too(tmp_path: Path) -> None:
             assert found["millstream_sink_server_sessions"] == 0 and "millstream_sink_server_commits_total" in found
         finally:
             server.terminate()
+
+
+@pytest.mark.crash
+def test_a_node_of_the_state_service_tells_too_and_the_page_shows_its_tables(tmp_path: Path) -> None:
+    import sys
+
+    (tmp_path / "tables.py").write_text(
+        'import millstream as ms\n\ntotals = ms.service.Table("totals", partitions=2, point=ms.service.HASH)\n'
+    )
+    command = [sys.executable, "-m", "millstream.cli", "serve", "tables", str(tmp_path / "tables.py"), "--dir", str(tmp_path / "node")]
+    with subprocess.Popen([*command, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True) as node:
+        try:
+            assert node.stdout is not None
+            said = next(line for line in node.stdout if "metrics are at" in line)
+            with urllib.request.urlopen(said.split()[-1]) as answer:
+                found = samples(answer.read().decode())
+            assert sum(value for name, value in found.items() if name.startswith("millstream_partition_serving{")) == 2
+            tell = tables_of(str(tmp_path / "node" / "registry"))()
+            assert tell["tables"] == ["totals"] and len(tell["partitions"]) == 2 and list(tell["nodes"]) == ["n1"]
+            assert {one["node"] for one in tell["partitions"]} == {"n1"}
+        finally:
+            node.terminate()

@@ -67,6 +67,10 @@ def server_tls_options(parser: argparse.ArgumentParser, plane: str = "") -> None
     parser.add_argument(f"--{plane}tls-ca", metavar="FILE", help="also demands certificates of the clients, signed by this CA")
 
 
+def metrics_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--metrics", metavar="HOST:PORT", nargs="?", const=METRICS, help=f"tell Prometheus how it is doing ({METRICS})")
+
+
 def client_options(parser: argparse.ArgumentParser, address: str, what: str) -> None:
     """Where a client connects to, and its TLS, which `client_tls` reads."""
     parser.add_argument("--address", metavar="ADDRESS", default=address, help=f"{what} ({address})")

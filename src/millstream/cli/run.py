@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 
-from millstream.cli.arguments import METRICS, PAGE, Commands, a_duration, at_least_one, failed, setting, storage_option
+from millstream.cli.arguments import PAGE, Commands, a_duration, at_least_one, failed, metrics_option, setting, storage_option
 from millstream.cli.files import file_and_name, load, pipeline_in
 from millstream.handle import launch
 from millstream.status import render
@@ -53,7 +53,7 @@ def add_command(commands: Commands) -> None:
     run.add_argument("--py-files", metavar="PATH,...", help="Python files, .zip or .whl for the workers of a cluster")
     run.add_argument("--serve", metavar="HOST:PORT", help="serve the live state beside the run; its cookie is in MILLSTREAM_COOKIE")
     run.add_argument("--ui", metavar="HOST:PORT", nargs="?", const=PAGE, help=f"show the run on a page ({PAGE} if nothing else is said)")
-    run.add_argument("--metrics", metavar="HOST:PORT", nargs="?", const=METRICS, help=f"tell Prometheus how it is doing ({METRICS})")
+    metrics_option(run)
     run.add_argument("--explain", action="store_true", help="print the plan (stages, tasks, what works on columns and why not), and end")
     run.add_argument("--quiet", action="store_true", help="say nothing but errors")
     run.add_argument(

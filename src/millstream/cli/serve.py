@@ -14,6 +14,7 @@ from millstream.cli import arguments
 from millstream.cli.arguments import Commands
 from millstream.cli.files import execute, file_and_name, tables_in
 from millstream.errors import DefinitionError
+from millstream.monitoring import prometheus
 from millstream.state.storage import open_storage
 
 
@@ -36,6 +37,7 @@ def add_commands(commands: Commands) -> None:
     tables.add_argument("--backups", metavar="DIR", type=Path, help="where `partitions snapshot` may write (by default DIR/backups)")
     tables.add_argument("--take-over", metavar="NODE", help="take the partitions of a node that shares this node's log")
     tables.add_argument("--advertise", metavar="HOST:PORT", help="how clients reach the data plane, if not as it listens")
+    arguments.metrics_option(tables)
     tables.set_defaults(command=_tables)
 
     checkpoint = actions.add_parser(
@@ -107,7 +109,9 @@ async def _serve_tables(args: argparse.Namespace, tables: list[Any]) -> int:
             f"serve: node {args.node} listens on {node.data.address} ({arguments.secured_by(args)}); control on {node.control.address}",
             flush=True,
         )
-        await asyncio.to_thread(stopping.wait)
+        collectors = [prometheus.NodeCollector(args.node, node.manager.partitions.values)]
+        with prometheus.served(collectors, args.metrics, lambda text: print(f"serve: {text}", flush=True)):
+            await asyncio.to_thread(stopping.wait)
     finally:
         served = {partition.descriptor.table for partition in node.manager.partitions.values()}
         await node.stop()

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream.cli.arguments import METRICS, SINK, Commands, cookie_of, group, secured_by, server_options, server_tls, until_stopped
+from millstream.cli.arguments import SINK, Commands, cookie_of, group, metrics_option, secured_by, server_options, server_tls, until_stopped
 from millstream.connector.sink.console import SinkConsole
 from millstream.connector.sink.outputs import files
 from millstream.connector.sink.outputs.base import Output
 from millstream.connector.sink.outputs.postgres import PostgresOutputs
 from millstream.connector.sink.server import SinkServer
+from millstream.monitoring import prometheus
 
 _TOLD_EVERY = 0.25  # seconds
 
@@ -28,9 +29,7 @@ def add_commands(commands: Commands) -> None:
     where.add_argument("--postgres", metavar="DSN", help="a row per line, in this database")
     run.add_argument("--table", metavar="NAME", default="lines", help="with --postgres: the table (lines)")
     server_options(run, SINK)
-    run.add_argument(
-        "--metrics", metavar="HOST:PORT", nargs="?", const=METRICS, help=f"tell Prometheus how the server is doing ({METRICS})"
-    )
+    metrics_option(run)
     run.add_argument("--quiet", action="store_true", help="do not say who connects, who disconnects and what is committed")
     run.set_defaults(command=_run)
 
@@ -51,7 +50,7 @@ def _run(args: argparse.Namespace) -> int:
     with (
         _outputs(args) as outputs,
         SinkServer(outputs, args.listen, cookie=cookie_of(args), tls=tls, force=args.force, console=console) as server,
-        _metrics(args.metrics, server),
+        prometheus.served([prometheus.StatsCollector("sink_server", server.stats, gauges=["sessions"])], args.metrics, _say),
     ):
         print(f"sink: listening on {server.address}, {secured_by(args)}", flush=True)
         while not stopping.wait(None if console is None else _TOLD_EVERY):
@@ -65,20 +64,8 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _metrics(listen: str | None, server: SinkServer) -> Iterator[None]:
-    """Tells Prometheus how the server is doing, if somebody wants that."""
-    if listen is None:
-        yield
-        return
-    from millstream.monitoring.prometheus import MetricsServer, StatsCollector
-
-    metrics = MetricsServer([StatsCollector("sink_server", server.stats, gauges=["sessions"])], listen)
-    print(f"sink: metrics are at {metrics.url}", flush=True)
-    try:
-        yield
-    finally:
-        metrics.stop()
+def _say(text: str) -> None:
+    print(f"sink: {text}", flush=True)
 
 
 def _tell(console: SinkConsole | None, *, last: bool = False) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -228,6 +229,28 @@ class StatsCollector:
                 )
 
 
+class NodeCollector:
+    """Tells of a node of the state service, by partition. partitions: those that it has, as its manager knows them."""
+
+    def __init__(self, node: str, partitions: Callable[[], Iterable[Any]]) -> None:
+        self._node, self._partitions = node, partitions
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        labels = ["node", "table", "partition"]
+        serving = GaugeMetricFamily("millstream_partition_serving", "1 while a partition answers and takes writes", labels=labels)
+        writes = CounterMetricFamily("millstream_partition_log_position_total", "Records in its log", labels=labels)
+        unsaved = GaugeMetricFamily("millstream_partition_unsaved_bytes", "Bytes that its log has and no snapshot", labels=labels)
+        for one in list(self._partitions()):
+            named = [self._node, one.descriptor.table, str(one.descriptor.id)]
+            serving.add_metric(named, float(one.state == "serving"))
+            if one.state in ("serving", "read-only"):
+                writes.add_metric(named, one.store.applied)
+                unsaved.add_metric(named, one.unsaved)
+        yield from (serving, writes, unsaved)
+
+
 class MetricsServer:
     """Serves metrics until `stop`. registry: of `prometheus_client`, what is served."""
 
@@ -252,6 +275,20 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
+
+
+@contextmanager
+def served(collectors: Sequence[Any], listen: str | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Serves metrics beside something else, if somebody has said where."""
+    if listen is None:
+        yield
+        return
+    server = MetricsServer(collectors, listen)
+    say(f"metrics are at {server.url}")
+    try:
+        yield
+    finally:
+        server.stop()
 
 
 def text(collectors: Sequence[Any]) -> str:
