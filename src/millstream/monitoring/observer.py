@@ -3,7 +3,7 @@
 Rules
 1. At most one look a second, however many ask; and if a look takes long, so seldom that it is a twentieth of the time. What was seen is kept, so that a
    pipeline that cannot be looked at any more shows what it was.
-2. A look at a run reads what is in memory. A look at a checkpoint reads a listing, and a manifest where there is a new one.
+2. Who comes while somebody looks gets what was seen before: a store that is slow holds up one thread. A look at a run reads what is in memory. A look at a checkpoint reads a listing, and a manifest where there is a new one.
 3. A checkpoint that is new to somebody has a past: the manifests that it keeps.
 """
 
@@ -56,14 +56,17 @@ class Observer:
 
     def see(self) -> tuple[PageData, bytes]:
         """What the page shows now, as data and as JSON."""
-        with self._lock:
-            began = time.monotonic()
-            if self._data is None or began - self._looked >= self._every:
-                self._refresh()
-                self._looked = time.monotonic()
-                self._every = max(EVERY, _SHARE * (self._looked - began))
-            assert self._data is not None
-            return self._data, self._json
+        if self._lock.acquire(blocking=self._data is None):
+            try:
+                began = time.monotonic()
+                if self._data is None or began - self._looked >= self._every:
+                    self._refresh()
+                    self._looked = time.monotonic()
+                    self._every = max(EVERY, _SHARE * (self._looked - began))
+            finally:
+                self._lock.release()
+        assert self._data is not None
+        return self._data, self._json
 
     def overview(self) -> Look | None:
         """What was seen last."""
