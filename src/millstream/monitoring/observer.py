@@ -3,7 +3,8 @@
 Rules
 1. At most one look a second, however many ask; and if a look takes long, so seldom that it is a twentieth of the time. What was seen is kept, so that a
    pipeline that cannot be looked at any more shows what it was.
-2. Who comes while somebody looks gets what was seen before: a store that is slow holds up one thread. A look at a run reads what is in memory. A look at a checkpoint reads a listing, and a manifest where there is a new one.
+2. Who comes while somebody looks gets what was seen before: a store that is slow holds up one thread. A look at a run reads what is in memory. A look at a
+   checkpoint reads a listing, and a manifest where there is a new one.
 3. A checkpoint that is new to somebody has a past: the manifests that it keeps.
 """
 
