@@ -167,8 +167,10 @@ def test_speeds_are_differences_between_two_looks() -> None:
         manifest.epoch, manifest.committed_at = at, at * 1_000
         manifest.computations["c0"].records = 50 * at
         history.add(manifest)
-    data = page_data(overview(manifest), manifest, history, now=0)
+    data = page_data(overview(manifest, sign("running"), alive=True), manifest, history, now=0)
     assert [one.rate for one in data.computations] == [50.0, 0.0] and [one.rate for one in data.streams] == [50.0, 0.0]
+    stopped = page_data(overview(manifest), manifest, history, now=0)
+    assert [one.rate for one in stopped.computations] == [0.0, 0.0]  # what it had once is no speed
 
 
 def test_epochs_of_a_second_are_one_bar_and_a_new_run_begins_another() -> None:

@@ -122,6 +122,7 @@ def test_the_status_of_a_run_gathers_what_its_parts_say_of_themselves(spark: Any
     parts = handle.status().parts
     sink = parts["sinks"]["counts"]
     assert 2 <= sink.pop("parts") <= 4, "one of each shard that had rows, in each epoch"
+    assert sink.pop("millis") > 0 and sink.pop("epoch") == handle.status().epoch
     assert sink == {"place": f"{tmp_path}/out/", "rows": 18, "epochs": 2, "own": None}
     assert parts["state_caches"]["Count"]["entries"] >= 3 and parts["state_caches"]["Count"]["loads"] >= 1
     assert parts["log"]["Count"]["segments"] >= 2 and parts["compactions"] == {"compacted": 0, "failed": 0, "since": None, "last_error": ""}
