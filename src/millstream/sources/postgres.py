@@ -207,6 +207,8 @@ class PostgresSource(Source):
 
 
 class PostgresReader(PlannedReader):
+    counts = "records"
+
     def __init__(self, source: PostgresSource, schema: pa.Schema) -> None:
         self.schema, self._source = schema, source
         self.stats = PostgresStats()
@@ -384,7 +386,9 @@ class PostgresReader(PlannedReader):
                 for key, row in one.rows.items()
             ]
         )
-        return SplitPlan(PostgresOffset(at.slot, max(end, at.lsn)).text(), splits, sum(map(len, splits)))
+        rows = sum(map(len, splits))
+        left = max(0, stream.rows - rows)
+        return SplitPlan(PostgresOffset(at.slot, max(end, at.lsn)).text(), splits, rows, takes=rows, left=left)
 
     def _opened(self, at: PostgresOffset) -> ChangeStream:
         if self._stream is None:

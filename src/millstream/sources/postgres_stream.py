@@ -107,6 +107,11 @@ class ChangeStream:
                 found.append(one)
             return found, self._received
 
+    @property
+    def rows(self) -> int:
+        """How many rows have come and are not confirmed."""
+        return self._count
+
     def await_position(self, lsn: int) -> None:
         """Until everything before it has come."""
         with self._lock:
