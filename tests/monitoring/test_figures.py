@@ -142,3 +142,17 @@ def test_a_lost_task_shows_in_the_epoch_that_was_run_again(tmp_path: Path) -> No
         shop.wait()
         assert sum(one["tries"] for one in shop.handle.epochs()) == shop.kit.lost_epochs == 1
         assert shop.handle.status().mode.losses == 1 and any("wait" in one["phases"] for one in shop.handle.epochs()[1:])
+
+
+def test_files_that_an_epoch_may_not_take_are_its_backlog(tmp_path: Path) -> None:
+    import millstream as ms
+    from taskkit import arrow_of
+
+    for name in "abc":
+        (tmp_path / f"{name}.json").write_text('{"n": 1}\n')
+    reader = ms.sources.files(tmp_path, schema="n long", format="json", max_files_per_epoch=1).reader(arrow_of)
+    reader.begin({}, False)
+    plans = [reader.plan(reader.first())]
+    while plans[-1].left:
+        plans.append(reader.plan(plans[-1].end))
+    assert [(plan.takes, plan.left) for plan in plans] == [(1, 2), (1, 1), (1, 0)] and reader.counts == "files"
