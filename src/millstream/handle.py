@@ -87,10 +87,12 @@ class Handle:
 
     def _at_end(self) -> None:
         """The run has ended, and nobody has been told yet."""
-        with self._signing, contextlib.suppress(Exception):
+        with self._signing:
             self._is_over = True
-            self._sign(self._last_word())
-            self._feed.pump()
+            with contextlib.suppress(Exception):
+                self._sign(self._last_word())
+            with contextlib.suppress(Exception):
+                self._feed.pump()
         try:
             if self._run.error is None:
                 self._narrator.ended(self._status(), self._run.stopping, self._epochs.published)
@@ -259,7 +261,8 @@ class Handle:
                         if not self._is_over:
                             self._sign("running")
                 self._narrator.tell(self._status)
-                self._feed.pump()
+                with self._signing:
+                    self._feed.pump()
             except Exception as error:
                 if type(error) is not self._unsaid:
                     self._unsaid = type(error)

@@ -192,3 +192,29 @@ def test_eight_weeks_of_five_minutes_are_as_small_as_four(kind: str, weekly: boo
         told(model, given, values, start=BEGIN // (5 * MINUTE) + week * 7 * 288)
         sizes.append(len(encode(model)))
     assert sizes[7] <= sizes[3] * 1.02 and max(sizes) < most
+
+
+@pytest.mark.parametrize("kind", [COUNTS, GAUGE])
+def test_a_bucket_of_many_records_is_as_small_as_one_of_few_and_their_order_does_not_matter(kind: str) -> None:
+    dice = Random(3)
+    values = [dice.choice([1e16, 0.1, 3.0, -1e16 if kind == GAUGE else 7.0]) for _ in range(3_000)]
+    found = []
+    for order in (values, sorted(values), values[::-1]):
+        given = [{"device": "d", "at": BEGIN + n, "value": value, "id": str(n)} for n, value in enumerate(order)]
+        runner = run(pipeline(kind), given, drain=False)
+        detector = CountDetector if kind == COUNTS else GaugeDetector
+        (state,) = runner.state("anomalies").values()
+        assert len(StateKind(detector, msgpack).encode(state)) < 1_500  # not 27,000
+        runner.push("readings", {"device": "d", "at": BEGIN + DAY, "value": 1.0, "id": "later"})
+        runner.run()
+        found.append(forecasts(runner, "d")[0]["actual"])
+    assert len(set(found)) == 1
+
+
+def test_a_tuple_or_a_number_is_one_key_whose_forecasts_are_told() -> None:
+    for key, given in ((7, 7), (("a", 7), ("a", 7)), (7, [7, 8]), ("x", {"x"})):
+        assert CountDetector(rules(COUNTS), ("a", "f"), forecasts=given if isinstance(given, list | set) else (given,)).forecasts >= {key}
+    made = ms.Pipeline("devices")
+    source = ms.sources.files("readings/", schema="device long, at long, value double", format="json")
+    readings = made.inject("readings", source, timestamp="at")
+    assert len(readings.by("device").detect(bucket="15m", kind=GAUGE, value="value", forecasts=7, name="one")) == 2

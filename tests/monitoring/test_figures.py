@@ -86,6 +86,20 @@ def test_shards_and_computations_tell_what_they_had_to_do(tmp_path: Path) -> Non
         assert figures.computations["Totals"] > 0 and figures.published["totals"] == shop.handle.status().epoch
 
 
+def test_loads_are_those_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("millstream.engine.metrics.time.monotonic", lambda: now[0])
+    metrics = Metrics()
+    told = []
+    for second in range(40):
+        now[0] = float(second)
+        metrics.note_work([Receipt(0, 0, 0, work={"C": Work(None, Counts(records=1), 0, millis=1.0)})])
+        ((load,), busy, works) = metrics.loads()
+        told.append(load.millis)
+        assert busy == 1 and works == {"C": load.millis} and load.records == load.millis
+    assert min(told[15:]) >= 5 and max(told) <= 13  # the work of some seconds, and never that of a moment
+
+
 @pytest.mark.crash
 def test_streams_of_a_computation_with_several_inputs_are_counted_apart(tmp_path: Path) -> None:
     import millstream as ms

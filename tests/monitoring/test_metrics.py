@@ -44,12 +44,8 @@ def samples(text: str) -> dict[str, float]:
 def moved(look: Look) -> dict[str, float]:
     """What is told of a look."""
 
-    class Once(Observer):
-        def overview(self) -> Look | None:
-            return look
-
     log: Any = None
-    return samples(prometheus.text([prometheus.PipelineCollector([Once(log, lambda: look)])]))
+    return samples(prometheus.text([prometheus.PipelineCollector([Observer(log, lambda: look)])]))
 
 
 def looked(manifest: Manifest, sign: Alive) -> Look:
@@ -74,7 +70,7 @@ def test_every_metric_is_moved_by_what_it_is_about() -> None:
     def sign(n: int) -> Alive:
         figures = Figures(
             backlogs={"rows": Backlog(n, "files", float(n))}, shards=[ShardLoad(0, n, n), ShardLoad(1, 5.0 * n, n)], busy=2, computations={"C": float(n)},
-            published={"out": n}, retries=n, compactions={"compacted": n, "failed": n}, state_caches={"C": StateCacheStats(n, n, n, n, n)},
+            published={"out": n}, retries=n, under_way=float(n), compactions={"compacted": n, "failed": n}, state_caches={"C": StateCacheStats(n, n, n, n, n)},
         )  # fmt: skip
         mode = RunMode("resident", losses=n, missing=[0] * n, tasks=[TaskSign(0, "h", 1, [0])] * n)
         return Alive("1-a", BEGIN, "h", 1, "running", mode=mode, figures=figures)
@@ -83,10 +79,18 @@ def test_every_metric_is_moved_by_what_it_is_about() -> None:
     told = {name.partition("{")[0] for name in one}
     unmoved = {name.partition("{")[0] for name in one if one[name] == two.get(name)}
     assert told == {name for name in prometheus.names() if name != "millstream_epoch_seconds"}
-    assert unmoved <= {"millstream_driver_alive", "millstream_held_back_by", "millstream_waiting", "millstream_log_bytes"}, unmoved
+    assert unmoved <= {
+        "millstream_driver_alive",
+        "millstream_checkpoint_readable",
+        "millstream_held_back_by",
+        "millstream_waiting",
+        "millstream_log_bytes",
+    }, unmoved
     assert one['millstream_watermark_lag_seconds{computation="C",pipeline="p"}'] == 0.002
     gone = moved(looked(manifest(1), sign(1))._replace(overview=Overview("/c", "i", 1, "1-a", status_of("p", manifest(1)), False, sign(1))))
     assert (one['millstream_driver_alive{pipeline="p"}'], gone['millstream_driver_alive{pipeline="p"}']) == (1.0, 0.0)
+    unread = moved(looked(manifest(1), sign(1))._replace(failed=True))
+    assert (one['millstream_checkpoint_readable{pipeline="p"}'], unread['millstream_checkpoint_readable{pipeline="p"}']) == (1.0, 0.0)
 
 
 def strong(work: Path) -> tuple[ms.Pipeline, Given]:

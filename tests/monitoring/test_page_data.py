@@ -54,7 +54,7 @@ def test_the_data_of_a_run_are_those_that_were_agreed_on(tmp_path: Path) -> None
         shop.give(3, at=BEGIN - 9_000, key="late")
         shop.give(1)
         shop.wait()
-    data, encoded = Observer(ManifestLog(open_storage(str(shop.checkpoint)))).see()
+    _, _, data, encoded = Observer(ManifestLog(open_storage(str(shop.checkpoint)))).see()
     assert data.word == "stopped"
     found = steady(json.loads(encoded))
     if os.environ.get("MILLSTREAM_WRITE_GOLDEN"):
@@ -71,7 +71,7 @@ def test_who_holds_time_back_is_followed_to_the_key(tmp_path: Path) -> None:
         shop.wait()
         shop.give(10)
         shop.wait()
-        data, _ = Observer(shop.handle._epochs.log, shop.handle.look).see()
+        data = Observer(shop.handle._epochs.log, shop.handle.look).see().data
         assert data.path[-1] == "computation:Totals" and "key 'holder'" in data.path_text
         held = [(edge.source, edge.target) for edge in data.streams if edge.holds]
         assert ("computation:Totals", "computation:names") in held
@@ -84,7 +84,7 @@ def test_who_holds_time_back_is_followed_to_the_key(tmp_path: Path) -> None:
         shop.give(1)
         shop.wait()
         time.sleep(1.0)
-        data, _ = Observer(shop.handle._epochs.log, shop.handle.look).see()
+        data = Observer(shop.handle._epochs.log, shop.handle.look).see().data
         assert not any(one.health == "holding" for one in data.computations)
 
 
@@ -167,8 +167,12 @@ def test_speeds_are_differences_between_two_looks() -> None:
         manifest.epoch, manifest.committed_at = at, at * 1_000
         manifest.computations["c0"].records = 50 * at
         history.add(manifest)
-    data = page_data(overview(manifest, sign("running"), alive=True), manifest, history, now=0)
+    running = overview(manifest, sign("running"), alive=True)
+    data = page_data(running, manifest, history, now=11_000)
     assert [one.rate for one in data.computations] == [50.0, 0.0] and [one.rate for one in data.streams] == [50.0, 0.0]
+    silent = page_data(running, manifest, history, now=16_000)
+    assert [one.rate for one in silent.computations] == [33.33, 0.0]  # nothing has come for five seconds
+    assert [one.rate for one in page_data(running, manifest, history, now=60_000).computations] == [0.0, 0.0]
     stopped = page_data(overview(manifest), manifest, history, now=0)
     assert [one.rate for one in stopped.computations] == [0.0, 0.0]  # what it had once is no speed
 
@@ -192,9 +196,52 @@ def test_whoever_comes_later_to_a_checkpoint_finds_its_past_and_what_its_driver_
             shop.give(50)
             shop.wait()
         shop.handle._sign("running")
-        data, _ = Observer(ManifestLog(open_storage(str(shop.checkpoint)))).see()
+        data = Observer(ManifestLog(open_storage(str(shop.checkpoint)))).see().data
         assert data.word == "running" and len(data.bars) >= 5 and data.bars[-1].last == data.epoch
         assert (
             any(bar.phases["step"] > 0 for bar in data.bars) and any(cell.millis > 0 for cell in data.heat) and data.mode.name == "resident"
         )
         assert heartbeat.last_sign(open_storage(str(shop.checkpoint))) is not None
+
+
+def test_another_checkpoint_in_the_place_of_one_begins_anew() -> None:
+    history = RecentHistory()
+    for epoch in (35, 36, 0, 1):
+        history.add(
+            Manifest(epoch, "1-a", 0, [(0, "1-a")], committed_at=1_000 * epoch), [EpochStats(epoch, 1, 1.0, True, at=1_000 * epoch)]
+        )
+    assert [point.epoch for point in history.points] == [0, 1] and [bar.first for bar in history.bars] == [0, 1]
+
+
+class Hanging(ManifestLog):
+    """A store that does not answer any more."""
+
+    is_away = False
+
+    def epochs(self) -> list[int]:
+        if self.is_away:
+            raise OSError("the store is away")
+        return super().epochs()
+
+
+@pytest.mark.crash
+def test_what_cannot_be_read_any_more_shows_what_it_was_and_counts_as_unreadable(tmp_path: Path) -> None:
+    with Shop(tmp_path) as shop:
+        shop.give(10)
+        shop.wait()
+        shop.handle._sign("running")
+        log = Hanging(open_storage(str(shop.checkpoint)))
+        observer = Observer(log)
+        assert observer.see().data.is_live and observer.see().look.overview.alive
+        log.is_away = True
+        deadline = time.monotonic() + 20
+        while not observer.see().look.failed:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        view = observer.see()
+        assert view.data.word == "unreadable" and "the store is away" in view.data.sentence and view.data.records == 10
+        assert not view.data.is_live and not view.look.overview.alive
+        log.is_away = False
+        while observer.see().look.failed:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

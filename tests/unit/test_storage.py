@@ -191,6 +191,13 @@ def test_an_object_cut_short_is_damage_wherever_it_is_cut(storage):
 # --- exists, list, delete
 
 
+def test_size_tells_how_many_bytes_there_are(storage):
+    storage.put("units/a", b"12345")
+    assert storage.size("units/a") == 5
+    with pytest.raises(DamageError, match="units/b"):
+        storage.size("units/b")
+
+
 def test_exists_tells_what_is_there(storage):
     storage.put("units/a", b"")
     assert storage.exists("units/a")

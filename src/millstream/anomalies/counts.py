@@ -18,6 +18,7 @@ Rules
 from __future__ import annotations
 
 from math import log, sqrt
+from typing import Any
 
 import msgspec
 
@@ -54,12 +55,12 @@ class Suspicion(msgspec.Struct):
 
 
 class CountModel(msgspec.Struct):
-    """The state of one key. Buckets are numbered from 1970. pending: what has come of buckets that are not complete yet. heard: the last bucket that had
-    events. open: the kind of the anomaly at hand."""
+    """The state of one key. Buckets are numbered from 1970. pending: of buckets that are not complete yet, how many values have come, and their sum.
+    heard: the last bucket that had events. open: the kind of the anomaly at hand."""
 
     next: int | None = None
     heard: int | None = None
-    pending: dict[int, list[float]] = {}
+    pending: dict[int, list[Any]] = {}
     taught_from: int | None = None
     is_taught: bool = False
     knows_week: bool = False

@@ -16,7 +16,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import fsum, isfinite, nan
+from math import isfinite, nan
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from millstream.anomalies.settings import COUNTS, GAUGE, SeriesRules, as_fields,
 from millstream.anomalies.verdicts import Forecast, Judged, Verdict
 from millstream.core.computation import Computation
 from millstream.core.record import Record, Timer
+from millstream.reducers import exact
 
 BUCKET = "bucket"
 
@@ -62,15 +63,16 @@ class Detector(Computation):
             return
         if number < 0 and self.rules.kind == COUNTS:
             raise ValueError(f"a count of {given!r}: say kind={GAUGE!r} where values may be negative")
-        self.state.pending.setdefault(bucket, []).append(number)
+        count, total = self.state.pending.get(bucket, (0, 0))
+        self.state.pending[bucket] = [count + 1, exact.plus(total, number)]
         self.set_timer(BUCKET, (bucket + 1) * self.rules.width)
 
     def process_timer(self, timer: Timer) -> None:
         rules, state = self.rules, self.state
         bucket = timer.time // rules.width - 1
-        values = state.pending.pop(bucket, None)
-        if values is not None:
-            self._observe_given(bucket, values)
+        given = state.pending.pop(bucket, None)
+        if given is not None:
+            self._observe_given(bucket, *given)
         elif rules.kind == COUNTS and bucket == state.next and self._is_expected(bucket):
             self._observe(bucket, 0.0)
         state.roll_up(rules, bucket + 1)
@@ -79,13 +81,13 @@ class Detector(Computation):
         elif state.season.buckets:
             self.set_timer(BUCKET, rules.slot_end(bucket + 1) * rules.width)
 
-    def _observe_given(self, bucket: int, values: list[float]) -> None:
+    def _observe_given(self, bucket: int, count: int, total: Any) -> None:
         rules, state = self.rules, self.state
         if rules.kind == COUNTS and state.next is not None:
             for skipped in range(max(state.next, rules.caught_up_from(bucket)), bucket):
                 self._observe(skipped, 0.0)
         state.heard = bucket
-        self._observe(bucket, fsum(values) if rules.kind == COUNTS else fsum(values) / len(values))
+        self._observe(bucket, float(exact.shown(total) if rules.kind == COUNTS else exact.divided(total, count)))
 
     def _is_expected(self, bucket: int) -> bool:
         """Whether a bucket without a record is told to be zero before anybody knows whether the key comes back."""

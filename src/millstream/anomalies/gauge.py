@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 from math import log, log10
+from typing import Any
 
 import msgspec
 
@@ -84,7 +85,7 @@ class GaugeModel(msgspec.Struct):
 
     next: int | None = None
     heard: int | None = None
-    pending: dict[int, list[float]] = {}
+    pending: dict[int, list[Any]] = {}
     values: int = 0
     taught_from: int | None = None
     fast: float = 0.0

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import msgspec
 
-from millstream.anomalies.settings import DAYS, MOST_SLOTS, PARTS, SeriesRules
+from millstream.anomalies.settings import DAYS, PARTS, SeriesRules
 
 DAY_HALVES = 2.5
 WEEK_HALVES = 4.0
 
 DAY_KEEPS = 0.5 ** (1 / DAY_HALVES)
-WEEK_KEEPS = 0.5 ** (1 / (WEEK_HALVES * MOST_SLOTS / PARTS))
 
 
 class History(msgspec.Struct):
@@ -111,6 +110,6 @@ class Season(msgspec.Struct):
             self.day.add(self.slot, rules.slots, self.seen, self.over, DAY_KEEPS)
             if rules.weekly:
                 part = self.slot * PARTS // rules.slots
-                self.week.add(part, DAYS * PARTS, self.week_seen, self.week_over, WEEK_KEEPS)
+                self.week.add(part, DAYS * PARTS, self.week_seen, self.week_over, 0.5 ** (PARTS / (WEEK_HALVES * rules.slots)))
         self.slot, self.buckets = rules.slot(bucket), 0
         self.seen = self.over = self.week_seen = self.week_over = 0.0

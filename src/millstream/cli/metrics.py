@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from millstream.cli.arguments import METRICS, Commands, storage_of, storage_option, until_stopped
+from millstream.cli.arguments import METRICS, Commands, failed, storage_of, storage_option, until_stopped
 from millstream.monitoring import prometheus
 from millstream.monitoring.observer import Observer
 from millstream.state.manifest_log import ManifestLog
@@ -26,7 +26,17 @@ def add_command(commands: Commands) -> None:
 
 
 def _metrics(args: argparse.Namespace) -> int:
-    collectors = [prometheus.PipelineCollector([Observer(ManifestLog(storage_of(args, where))) for where in args.checkpoint])]
+    observers = [Observer(ManifestLog(storage_of(args, where))) for where in args.checkpoint]
+    looks = [observer.see().look for observer in observers]
+    for where, look in zip(args.checkpoint, looks, strict=True):
+        if look.failed and args.once:
+            return failed(f"{where} cannot be looked at: {look.error}")
+    names = [look.overview.status.pipeline for look in looks if not look.failed]
+    if twice := {name for name in names if names.count(name) > 1}:
+        return failed(
+            f"two of these checkpoints are of pipeline {min(twice)!r}, which Prometheus could not tell apart: give them one by one"
+        )
+    collectors = [prometheus.PipelineCollector(observers)]
     if args.once:
         print(prometheus.text(collectors), end="")
         return 0

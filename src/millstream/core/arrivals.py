@@ -46,13 +46,14 @@ class OperatorInput(msgspec.Struct):
     rejected: Sequence[Rejected] = ()
     chunks: Sequence[bytes] = ()
     folded: int = 0
+    folded_by: dict[str, int] = {}  # those, by stream
     one_by_one: bool = False
     by_lot: bool = False
     ordered: Callable[[], Arrivals] | None = None
 
     def by_stream(self) -> dict[str, int]:
-        """How many records came one by one, by stream."""
-        found: dict[str, int] = {}
+        """How many records there are, by stream."""
+        found = dict(self.folded_by)
         for one in self.rows:
             found[one.stream] = found.get(one.stream, 0) + len(one)
         return found

@@ -123,9 +123,12 @@ class Epochs(Generic[_In]):
     def __post_init__(self) -> None:
         self.topology = self.program.topology
         self.storage = self.log.storage
+        if self.latest is not None:
+            self.metrics.go_on(self.latest.spent)
         self.ownership = Ownership(self.log, self.token, self.guards, self.latest)
         self.publishing = Publishing(self.program, self.log, self.token, self.session, self.points)
         self.lock = threading.Lock()
+        self.under_way: float | None = None  # since when (monotonic) there is an epoch
         self.error: BaseException | None = None
         self.abandoned = 0
         self._caches: dict[tuple[str, int], StateCacheStats] = {}  # by computation and shard, as the last task that looked found them
@@ -151,8 +154,10 @@ class Epochs(Generic[_In]):
         self._run(None, self.latest.epoch + 1, NOTHING if at is None else Reading(planned_at=at, ranges={}), drain)
 
     def _run(self, input: _In | None, epoch: int, ranges: Reading, drain: bool = False) -> None:
+        self.under_way = time.monotonic()
         try:
             self._seven_steps(input, epoch, ranges, drain)
+            self.under_way = None
         except (CheckpointError, StorageError, SinkError, OSError) as error:
             if not isinstance(error, Fenced) or error.culprits:  # the driver knows more of a replaced run than the task that noticed it
                 self.explain(error)
@@ -391,6 +396,7 @@ class Epochs(Generic[_In]):
     def figures(self) -> Figures:
         """What was measured lately."""
         shards, busy, computations = self.metrics.loads()
+        since = self.under_way
         return Figures(
             backlogs=dict(self.planner.backlogs()),
             shards=shards,
@@ -398,6 +404,7 @@ class Epochs(Generic[_In]):
             computations=computations,
             published={name: one.epoch for name, one in self.publishing.published.items()},
             retries=self.metrics.retries,
+            under_way=0.0 if since is None else round(time.monotonic() - since, 3),
             compactions=msgspec.to_builtins(self.compaction.stats()),
             state_caches=self.state_caches,
         )

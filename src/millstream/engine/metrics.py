@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,18 +45,30 @@ class EpochStats(msgspec.Struct):
     written: int = 0
 
 
+class _Base(NamedTuple):
+    """What loads and works were at a moment."""
+
+    at: float
+    loads: dict[int, tuple[float, int]]
+    works: dict[str, float]
+
+
 class Metrics:
     """Keeps the last epochs, and the phases of the one under way."""
 
-    def __init__(self, spent: Mapping[str, float] | None = None) -> None:
+    def __init__(self) -> None:
         self._kept: deque[EpochStats] = deque(maxlen=MOST)
         self._phases: dict[str, float] = {}  # milliseconds
-        self._spent = dict(spent or {})  # of all epochs before
+        self._spent: dict[str, float] = {}  # of all epochs before
         self._tries = 0
         self.retries = 0
         self._loads: dict[int, tuple[float, int]] = {}  # by shard, the milliseconds of its steps, and records, since the run began
         self._works: dict[str, float] = {}  # by computation, likewise
-        self._then: tuple[float, dict[int, tuple[float, int]], dict[str, float]] = (time.monotonic(), {}, {})
+        self._bases: list[_Base] = [_Base(time.monotonic(), {}, {})]  # what was known some seconds ago, and before that
+
+    def go_on(self, spent: Mapping[str, float]) -> None:
+        """What the runs before this one have spent, by phase."""
+        self._spent = dict(spent)
 
     def note(self, phase: str, since: float) -> float:
         """Adds what has passed since a moment; the moment now."""
@@ -104,9 +117,9 @@ class Metrics:
     def loads(self) -> tuple[list[ShardLoad], int, dict[str, float]]:
         """The shards with the most to do in the last seconds (by number), how many had anything, and what each computation took."""
         loads, works = self._loads.copy(), self._works.copy()
-        began, before, works_before = self._then
-        if time.monotonic() - began > SPEED / 1000:
-            self._then = (time.monotonic(), loads, works)
+        _, before, works_before = self._bases[0]
+        if time.monotonic() - self._bases[-1].at > SPEED / 2000:
+            self._bases = [*self._bases, _Base(time.monotonic(), loads, works)][-2:]
         found = []
         for shard, (millis, records) in loads.items():
             known = before.get(shard, (0.0, 0))

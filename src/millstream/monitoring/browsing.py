@@ -12,18 +12,24 @@ import json
 from itertools import islice
 from typing import Any
 
+import msgspec
+import pyarrow as pa
+
 from millstream.errors import CheckpointError
 from millstream.readable import listing, relations
 from millstream.sinks.published import PublishedFiles, batch
 from millstream.state.manifest import Manifest
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.reader import steady
+from millstream.state.storage import Storage
 from millstream.views.dsl import VIEW
 
 MOST_ROWS = 50
 MOST_TEXT = 4000
 _MOST_FILES = 40
 _MOST_PUBLISHED = 600
+_MOST_TIMERS = 8
+_MOST_BYTES = 512 << 10  # of a file that is read
 
 
 def state(log: ManifestLog, computation: str, key: str = "") -> dict[str, Any]:
@@ -55,7 +61,8 @@ def _state_row(row: listing.RowView) -> dict[str, Any]:
             {"field": one["field"], "entries": one["entries"], "first": [[text(k), text(v)] for k, v in one["first"]]}
             for one in view["maps"]
         ],
-        "timers": view["timers"],
+        "timers": view["timers"][:_MOST_TIMERS],
+        "more_timers": max(0, len(view["timers"]) - _MOST_TIMERS),
         "hold": view["hold"],
     }
 
@@ -95,20 +102,28 @@ def published(log: ManifestLog, sink: str) -> dict[str, Any]:
     if not output.files:
         found["why"] = f"Rows go to {output.place}: look at them there."
         return found
-    import pyarrow as pa
-
-    schema = pa.schema([("key", pa.string()), ("timestamp", pa.int64()), ("value", pa.string())])
     try:
         files = PublishedFiles(output.place, stream=sink, pipeline=log.identity().pipeline)
         for file in reversed(files.files(-1, 1 << 62)[-_MOST_FILES:]):
-            rows = batch(files.storage, file.name, schema).to_pylist()[-_MOST_PUBLISHED:]
-            found["rows"] = [_published_row(row) for row in rows] + found["rows"]
+            found["rows"] = _last_rows(files.storage, file.name) + found["rows"]
             if len(found["rows"]) >= _MOST_PUBLISHED:
                 break
     except OSError as error:
         found["why"] = f"{output.place} cannot be read from here: {error}"
     found["rows"] = found["rows"][-_MOST_PUBLISHED:]
     return found
+
+
+def _last_rows(storage: Storage, name: str) -> list[dict[str, Any]]:
+    """The last rows of a file; of one that is large, none that is not in JSON lines."""
+    size = storage.size(name)
+    if size <= _MOST_BYTES:
+        schema = pa.schema([("key", pa.string()), ("timestamp", pa.int64()), ("value", pa.string())])
+        return [_published_row(row) for row in batch(storage, name, schema).to_pylist()[-_MOST_PUBLISHED:]]
+    if not name.endswith(".jsonl"):
+        return []
+    _, _, whole = storage.read(name, size - _MOST_BYTES, _MOST_BYTES).partition(b"\n")
+    return [_published_row(msgspec.json.decode(line, type=dict)) for line in whole.splitlines()[-_MOST_PUBLISHED:]]
 
 
 def _published_row(row: dict[str, Any]) -> dict[str, Any]:

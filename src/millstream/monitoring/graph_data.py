@@ -16,7 +16,7 @@ import msgspec
 
 from millstream.core.time import BEGINNING, END
 from millstream.core.topology import ADAPTIVE, STRONG, WEAK
-from millstream.monitoring.history import Point, RecentHistory, moment
+from millstream.monitoring.history import SPEED, Point, RecentHistory, moment
 from millstream.state.heartbeat import Backlog, Figures
 from millstream.state.manifest import ComputationState, Manifest, edge_name
 from millstream.status.report import ComputationStatus, InjectorStatus, Status
@@ -107,16 +107,19 @@ class SinkNode(msgspec.Struct):
 
 
 class Rates:
-    """Speeds, as differences between two points."""
+    """Speeds, as differences between two points. now: what was silent since the newer one counts, too."""
 
-    def __init__(self, history: RecentHistory, before: Point | None) -> None:
+    def __init__(self, history: RecentHistory, before: Point | None, now: int) -> None:
         self._before, self._after = before, history.points[-1] if history.points else None
+        self._now = now
 
     def of(self, count: Callable[[Point], float | None]) -> float:
         if self._before is None or self._after is None or self._after.at <= self._before.at:
             return 0.0
         now, then = count(self._after), count(self._before)
-        return 0.0 if now is None or then is None else round(max(0.0, now - then) * 1000 / (self._after.at - self._before.at), 2)
+        if now is None or then is None or self._now - self._after.at > SPEED:
+            return 0.0
+        return round(max(0.0, now - then) * 1000 / max(self._after.at - self._before.at, self._now - self._before.at), 2)
 
     def grew(self, count: Callable[[Point], float | None]) -> bool:
         return self.of(count) > 0

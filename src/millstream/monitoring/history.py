@@ -66,6 +66,8 @@ class RecentHistory:
     def add(self, manifest: Manifest, epochs: Iterable[EpochStats] = ()) -> None:
         """Adds the newest manifest, and what is known of the epochs up to it; those that were added before are passed over."""
         at = manifest.now if manifest.committed_at is None else manifest.committed_at
+        if self.points and self.points[-1].epoch > manifest.epoch:  # another checkpoint in the place of the one that was there
+            self.__init__()  # type: ignore[misc]
         if not self.points or self.points[-1].epoch < manifest.epoch:
             self.points.append(_point(manifest, at))
             while self.points[0].at < at - LASTS:

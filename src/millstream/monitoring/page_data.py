@@ -143,7 +143,7 @@ def page_data(
     word, sentence = _word(found, live, error)
     mode = status.mode if live is not None or sign is None else sign.mode
     before = history.since(SPEED)
-    rates = Rates(history, before if is_live else None)
+    rates = Rates(history, before if is_live else None, now)
     everyone = [computation_node(one, manifest, rates, figures) for one in status.computations] if manifest is not None else []
     path, path_text = path_of(everyone, status, manifest)
     shown = furthest(everyone)

@@ -25,8 +25,11 @@ from millstream.network import cannot_listen, parse_address, written
 from millstream.status.report import ComputationStatus
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_IDLE = 10  # seconds that a connection may be silent
 _FAMILIES = {  # name without its prefix: kind, what it is, labels besides the pipeline
+    "checkpoint_readable": ("gauge", "0 where the last look at the checkpoint failed", ()),
     "driver_alive": ("gauge", "1 while a driver is at work", ()),
+    "epoch_under_way_seconds": ("gauge", "For how long the epoch at hand has been under way; 0 between epochs", ()),
     "epoch": ("gauge", "The last committed epoch", ()),
     "committed_timestamp_seconds": ("gauge", "When it was committed", ()),
     "epochs_total": ("counter", "Epochs that were committed", ()),
@@ -94,7 +97,7 @@ class _Samples:
 
 
 class PipelineCollector:
-    """Tells Prometheus of pipelines when it asks."""
+    """Tells Prometheus of pipelines when it asks. Their names are their labels: no two of them may be the same."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
@@ -102,9 +105,7 @@ class PipelineCollector:
     def collect(self) -> Iterator[Any]:
         samples = _Samples()
         for observer in self._observers:
-            look = observer.overview()
-            if look is not None:
-                _add(samples, look)
+            _add(samples, observer.see().look)
         yield from samples.families.values()
 
 
@@ -112,6 +113,7 @@ def _add(samples: _Samples, look: Look) -> None:
     found, manifest = look.overview, look.manifest
     status = found.status if look.live is None else look.live
     name, add = status.pipeline, samples.add
+    add("checkpoint_readable", float(not look.failed), name)
     add("driver_alive", float(found.alive), name)
     if manifest is None:
         return
@@ -186,6 +188,7 @@ def _add_figures(samples: _Samples, pipeline: str, look: Look) -> None:
     add("compactions_total", figures.compactions.get("compacted"))
     add("compactions_failed_total", figures.compactions.get("failed"))
     add("epoch_retries_total", figures.retries)
+    add("epoch_under_way_seconds", figures.under_way if look.overview.alive else 0.0)
     add("resident_tasks", len(mode.tasks))
     add("resident_tasks_missing", len(mode.missing))
     add("resident_task_losses_total", mode.losses)
@@ -265,6 +268,8 @@ class MetricsServer:
             self._server, self._thread = start_http_server(port, host, self.registry)
         except OSError as error:
             raise cannot_listen(host, port, error) from error
+        handler: Any = self._server.RequestHandlerClass
+        self._server.RequestHandlerClass = type("Handler", (handler,), {"timeout": _IDLE})
         self.address = written(host, self._server.server_port)
 
     @property

@@ -19,9 +19,9 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.errors import DefinitionError, MillstreamError
 from millstream.extras import needed
@@ -33,10 +33,15 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+_T = TypeVar("_T")
+
 STATIC = Path(__file__).parent / "static"
 COOKIE = "millstream-token"
 _STARTS = 10.0  # seconds
 _MOST_STREAMS = 32  # pages that are kept up to date at once
+_MOST_CONNECTIONS = 128
+_THREADS = 48
+_PATIENCE = 10.0  # seconds
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -65,10 +70,13 @@ class PageServer:
         with needed("the page"):
             import uvicorn
         self._host = host
+        self._names = frozenset((socket.gethostname(), socket.getfqdn()))
         self._streams = 0
         self._socket = self._bound(host, port)
         self.address = written(host, self._socket.getsockname()[1])
-        config = uvicorn.Config(self._app(), log_level="error", lifespan="off", access_log=False, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            self._app(), http=_protocol(), ws="none", log_level="error", lifespan="off", access_log=False, timeout_graceful_shutdown=1
+        )
         self._server = uvicorn.Server(config)
         self._ended = threading.Event()
         threading.Thread(target=self._keep_looking, name="millstream-page-looks", daemon=True).start()
@@ -80,7 +88,7 @@ class PageServer:
         """Where a browser finds it; with the token, which it then keeps."""
         host, port = parse_address(self.address)
         seen = written("127.0.0.1" if host in ("0.0.0.0", "") else "::1" if host == "::" else host, port)
-        return f"http://{seen}/" + (f"?token={self._token}" if self._token else "")
+        return f"http://{seen}/" + (f"?token={_derived(self._token, 'address')}" if self._token else "")
 
     def stop(self) -> None:
         self._ended.set()
@@ -93,7 +101,7 @@ class PageServer:
         while not self._ended.wait(EVERY):
             for observer in self._observers:
                 if not observer.is_remote:
-                    observer.see()
+                    observer.ask()
 
     @staticmethod
     def _bound(host: str, port: int) -> socket.socket:
@@ -127,26 +135,27 @@ class PageServer:
 
         if self._token and "token" in request.query_params:
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(COOKIE, _digest(self._token), httponly=True, samesite="strict", path="/")
+            answer.set_cookie(COOKIE, _derived(self._token, "cookie"), httponly=True, samesite="strict", path="/")
             return answer
         return FileResponse(STATIC / "index.html")
 
     async def _pipelines(self, request: Request) -> Response:
-        def all_of_them() -> list[dict[str, Any]]:
-            found = [observer.see()[0] for observer in self._observers]
-            return [
+        from starlette.responses import JSONResponse
+
+        views = await asyncio.gather(*[self._in_a_thread(observer.see) for observer in self._observers])
+        found = [view.data for view in views]
+        return JSONResponse(
+            [
                 {"number": at, "pipeline": one.pipeline, "checkpoint": one.checkpoint, "word": one.word, "epoch": one.epoch}
                 for at, one in enumerate(found)
             ]
-
-        return await self._answer(all_of_them)
+        )
 
     async def _pipeline(self, request: Request) -> Response:
         from starlette.responses import Response
 
-        observer = self._observer(request)
-        _, data = await asyncio.to_thread(observer.see)
-        return Response(data, media_type="application/json")
+        view = await self._in_a_thread(self._observer(request).see)
+        return Response(view.json, media_type="application/json")
 
     async def _events(self, request: Request) -> Response:
         from starlette.responses import JSONResponse, StreamingResponse
@@ -161,10 +170,10 @@ class PageServer:
         try:
             told, silent = -1, 0
             while not self._server.should_exit:
-                _, data = await asyncio.to_thread(observer.see)
-                if observer.version != told:
-                    told, silent = observer.version, 0
-                    yield b"data: " + data + b"\n\n"
+                view = await self._in_a_thread(observer.see)
+                if view.version != told:
+                    told, silent = view.version, 0
+                    yield b"data: " + view.json + b"\n\n"
                 elif (silent := silent + 1) % 15 == 0:
                     yield b": still here\n\n"
                 await asyncio.sleep(EVERY)
@@ -193,11 +202,23 @@ class PageServer:
             raise HTTPException(404)
         return self._observers[number]
 
+    async def _in_a_thread(self, ask: Callable[[], _T]) -> _T:
+        """Rule 5. The threads are nobody else's, and do not keep the process from its end."""
+        from anyio import to_thread
+
+        return await to_thread.run_sync(ask, abandon_on_cancel=True, limiter=self._threads)
+
+    @cached_property
+    def _threads(self) -> Any:
+        from anyio import CapacityLimiter
+
+        return CapacityLimiter(_THREADS)
+
     async def _answer(self, ask: Callable[[], Any]) -> Response:
         from starlette.responses import JSONResponse
 
         try:
-            return JSONResponse(await asyncio.to_thread(ask))
+            return JSONResponse(await self._in_a_thread(ask))
         except (MillstreamError, OSError) as error:
             return JSONResponse({"error": str(error)}, 409)
 
@@ -215,10 +236,9 @@ class PageServer:
         if not self._token:
             return None
         given = [part.partition("=")[2] for part in headers.get(b"cookie", "").split("; ") if part.startswith(f"{COOKIE}=")]
-        if any(hmac.compare_digest(one, _digest(self._token)) for one in given):
+        if any(_is_same(one, _derived(self._token, "cookie")) for one in given):
             return None
-        said = _token_in(scope["query_string"]) if scope["path"] == "/" else ""
-        if said and hmac.compare_digest(said.encode(), self._token.encode()):
+        if scope["path"] == "/" and _is_same(_token_in(scope["query_string"]), _derived(self._token, "address")):
             return None
         return 401, "open the address that was printed at the start, with its token"
 
@@ -227,13 +247,13 @@ class PageServer:
             host, _ = parse_address(named) if named.rpartition(":")[2].isdecimal() and not named.endswith("]") else (named.strip("[]"), 0)
         except DefinitionError:
             return False
-        if is_loopback(host) or host == self._host:
+        if is_loopback(host) or host == self._host or host in self._names or self._token:  # who knows the token is no stranger
             return True
         try:
             ipaddress.ip_address(host)  # an address cannot be made to point elsewhere
             return True
         except ValueError:
-            return host == socket.gethostname() or host == socket.getfqdn()
+            return False
 
 
 class _Guarded:
@@ -252,16 +272,39 @@ class _Guarded:
                 own = {name.lower() for name, _ in message["headers"]}
                 extra = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items() if name.lower().encode() not in own]
                 message = {**message, "headers": [*message["headers"], *extra]}
-            await send(message)
+            await asyncio.wait_for(send(message), _PATIENCE)  # a reader that does not read
 
         refused = self._server.refuses(scope)
         app = self._app if refused is None else PlainTextResponse(refused[1] + "\n", refused[0])
         await app(scope, receive, sent)
 
 
-def _digest(token: str) -> str:
-    """What the cookie says: not the token itself, which may be used elsewhere."""
-    return hashlib.sha256(f"millstream page {token}".encode()).hexdigest()
+def _derived(secret: str, use: str) -> str:
+    """What the address and the cookie say: not the secret itself, which may be used elsewhere, and would stand in logs."""
+    return hashlib.sha256(f"millstream page, {use}: {secret}".encode()).hexdigest()
+
+
+def _is_same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode("latin-1", "replace"), wanted.encode())
+
+
+def _protocol() -> type[Any]:
+    """Connections, of which there may be so many, and which must ask for something soon."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Bounded(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > _MOST_CONNECTIONS:
+                transport.close()
+            else:
+                self.loop.call_later(_PATIENCE, self._give_up)
+
+        def _give_up(self) -> None:
+            if self.cycle is None and not self.transport.is_closing():
+                self.transport.close()
+
+    return Bounded
 
 
 def _token_in(query: bytes) -> str:

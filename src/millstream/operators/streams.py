@@ -158,14 +158,21 @@ class Stream(Generic[V]):
         rhythm comes again. value: the field that counts; None for the record's value. kind: "counts" for numbers of events, where a bucket without a record
         is a zero, or "gauge" for values that are measured. weekly: whether seven seasons have a rhythm of their own. patience: for how long a silent key
         gets zeros. until: when the traffic ends, if that is known. rarity: of a gauge, one alarm in so many usual buckets.
-        forecasts: True for all keys, or one, or several: then it gives two streams, the anomalies and, for every bucket, what was expected, and a score.
+        forecasts: True for all keys, or one key, or a list of them: then it gives two streams, the anomalies, and for every bucket what was expected, and a
+        score.
         name: the identity of the models in the checkpoint. options: `late=`, `expire=`, `on_error=`, `renamed_from=`, `production=`, as in `compute`.
         """
         from millstream.anomalies.detector import detector
         from millstream.anomalies.settings import SeriesRules
 
         rules = SeriesRules.of(kind, bucket, season, weekly=weekly, patience=patience, until=until, rarity=rarity)
-        told = forecasts if isinstance(forecasts, bool) else (forecasts,) if isinstance(forecasts, str) else tuple(forecasts)
+        told = (
+            forecasts
+            if isinstance(forecasts, bool)
+            else tuple(forecasts)
+            if isinstance(forecasts, list | set | frozenset)
+            else (forecasts,)
+        )
         streams = (name, f"{name}.forecasts")
         options = {"late": DROP, "key": self._key, **options, "name": name, "produces": name if told is False else streams}
         return self.pipeline.compute(partial(detector, rules, streams, value, told, self._key_fields or ()), self, **options)

@@ -75,7 +75,8 @@ class ShardLoad(msgspec.Struct, frozen=True):
 
 class Figures(msgspec.Struct, frozen=True):
     """What a driver has measured lately. backlogs: by injector. shards: those with the most to do, of `busy` that had anything. computations: by name, the
-    milliseconds of their steps. published: by sink, the last epoch that it has published. retries: attempts at epochs that were begun again."""
+    milliseconds of their steps. published: by sink, the last epoch that it has published. retries: attempts at epochs that were begun again.
+    under_way: for how many seconds the epoch at hand has been under way."""
 
     backlogs: dict[str, Backlog] = {}
     shards: list[ShardLoad] = []
@@ -83,6 +84,7 @@ class Figures(msgspec.Struct, frozen=True):
     computations: dict[str, float] = {}
     published: dict[str, int] = {}
     retries: int = 0
+    under_way: float = 0.0
     compactions: dict[str, Any] = {}
     state_caches: dict[str, StateCacheStats] = {}
 

@@ -37,6 +37,9 @@ class MemoryStorage:
     def exists(self, name: str) -> bool:
         return name in self.objects
 
+    def size(self, name: str) -> int:
+        return len(self.read(name))
+
     def folders(self, prefix: str) -> list[str]:
         start = prefix + "/" if prefix else ""
         rest = (name[len(start) :] for name in tuple(self.objects) if name.startswith(start))

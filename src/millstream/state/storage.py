@@ -46,6 +46,9 @@ class Storage(Protocol):
     def exists(self, name: str) -> bool:
         """Whether there is such an object."""
 
+    def size(self, name: str) -> int:
+        """How many bytes the object has. DamageError if it is not there."""
+
     def folders(self, prefix: str) -> list[str]:
         """The names of the folders directly in a folder, sorted: those with objects in them. A local one may be empty."""
 
@@ -147,6 +150,14 @@ class LocalStorage:
             raise StorageError(f"cannot look at {path}: {error.strerror or error}") from error
         return True
 
+    def size(self, name: str) -> int:
+        path = self._path(name)
+        with _refusals("look at", path):
+            try:
+                return os.stat(path).st_size
+            except FileNotFoundError as error:
+                raise DamageError(f"{path} is missing") from error
+
     def _names(self, prefix: str, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
         folder = self._path(prefix) if prefix else self.url
         with _refusals("list", folder):
@@ -240,6 +251,13 @@ class ObjectStorage:
                 return False
         return True
 
+    def size(self, name: str) -> int:
+        with _refusals("look at", f"{self.url}/{name}"):
+            try:
+                return self._size(name)
+            except FileNotFoundError as error:
+                raise DamageError(f"{self.url}/{name} is missing") from error
+
     def folders(self, prefix: str) -> list[str]:
         return sorted(str(path).rstrip("/") for path in self._listed(prefix)["common_prefixes"])
 
@@ -284,6 +302,9 @@ class PrefixedStorage:
 
     def exists(self, name: str) -> bool:
         return self._storage.exists(self._prefix + name)
+
+    def size(self, name: str) -> int:
+        return self._storage.size(self._prefix + name)
 
     def folders(self, prefix: str) -> list[str]:
         return [name[len(self._prefix) :] for name in self._storage.folders((self._prefix + prefix).rstrip("/"))]

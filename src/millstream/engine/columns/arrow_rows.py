@@ -317,8 +317,11 @@ class ArrowInputs:
             keys, times = whole(self._table.column("key")), self._table.column("ts").to_numpy()
             batch = self._batch(route, table=self._table)
             found.append(StreamRows(batch, keys, times) if mine is ALL else StreamRows(batch, keys.take(pa.array(mine)), times[mine], mine))
-        chunks = [chunk for _, chunk in self._chunks.get(computation, ())]
-        return OperatorInput(found, rejected, [chunk.table for chunk in chunks], sum(chunk.records for chunk in chunks))
+        chunks = self._chunks.get(computation, ())
+        by_stream: dict[str, int] = {}
+        for stream, chunk in chunks:
+            by_stream[stream] = by_stream.get(stream, 0) + chunk.records
+        return OperatorInput(found, rejected, [chunk.table for _, chunk in chunks], sum(by_stream.values()), folded_by=by_stream)
 
     def _at(self, routes: Sequence[Route]) -> Any:
         if len(routes) == len(self._present):

@@ -135,6 +135,7 @@ class RemoteTasks:
         try:
             answers = self.coordinator.run(partial(self._encoded, order, input))
         except TaskLost:
+            self.metrics.note("wait", began)
             self.metrics.begin_again()
             raise
         whole = (time.perf_counter() - began) * 1000
@@ -239,7 +240,7 @@ def assemble(
 ) -> ResidentParts:
     """host: where the driver listens; remote: tasks may be on other hosts, so connections are encrypted. pickled: how programs, readers and splits travel."""
     guards = Guards.without(guards_off) if guards_off else ALL_GUARDS
-    metrics, stopping = Metrics(latest.spent if latest is not None else None), threading.Event()
+    metrics, stopping = Metrics(), threading.Event()
     planner = SourcePlanner(readers, log.storage, token, latest, bounded, guards)
     certificate, key = wire.make_certificate() if remote else (b"", b"")
     cookie = secrets.token_bytes(32)

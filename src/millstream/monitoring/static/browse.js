@@ -17,7 +17,7 @@ const Problem = ({ error }) => error && html`<p class="problem" role="alert">${e
 
 function Timers({ row }) {
   const hold = row.hold === null ? "" : `holds ${moment(row.hold)}`;
-  return html`<td>${row.timers.slice(0, 8).map((one) => html`<div>${one.tag} at ${moment(one.time)}${one.kind === "wall" ? " (wall clock)" : ""}</div>`)}${row.timers.length > 8 && html`<div class="quiet">and ${row.timers.length - 8} more</div>`}${hold && html`<div>${hold}</div>`}</td>`;
+  return html`<td>${row.timers.map((one) => html`<div>${one.tag} at ${moment(one.time)}${one.kind === "wall" ? " (wall clock)" : ""}</div>`)}${row.more_timers > 0 && html`<div class="quiet">and ${number(row.more_timers)} more</div>`}${hold && html`<div>${hold}</div>`}</td>`;
 }
 
 function StateRows({ found }) {
@@ -83,17 +83,17 @@ export function PublishedRows({ base, data }) {
   const near = names.find((one) => one !== chosen && /anomal/i.test(one));
   useEffect(() => {
     if (!chosen) return undefined;
-    let wanted = true;
+    let wanted = true, timer = 0;
     const look = async () => {
       try {
         const rows = await ask(`${base}/rows?${query({ sink: chosen })}`);
         const beside = near ? (await ask(`${base}/rows?${query({ sink: near })}`)).rows : [];
         if (wanted) { setFound(rows); setOthers(beside); setError(""); }
       } catch (problem) { if (wanted) setError(problem.message); }
+      if (wanted) timer = setTimeout(look, data.is_live ? 3000 : 30000);
     };
     look();
-    const timer = setInterval(look, data.is_live ? 3000 : 30000);
-    return () => { wanted = false; clearInterval(timer); };
+    return () => { wanted = false; clearTimeout(timer); };
   }, [chosen, base, data.is_live]);
   if (!names.length) return html`<p class="quiet">Nothing goes to a sink yet.</p>`;
   return html`<form class="find" onSubmit=${(e) => e.preventDefault()}><label>sink<select value=${chosen} onChange=${(e) => { setName(e.target.value); setFound(null); }}>${names.map((one) => html`<option value=${one}>${one}</option>`)}</select></label></form>

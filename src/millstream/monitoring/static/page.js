@@ -10,12 +10,13 @@ const Pill = ({ word, title }) => html`<span class=${`pill ${tone(word)}`} title
 const Fact = ({ name, children }) => html`<div><dt>${name}</dt><dd>${children}</dd></div>`;
 const Card = ({ id, title, wide, children }) => html`<section class=${`card${wide ? " wide" : ""}`} id=${id} aria-labelledby=${`${id}-title`}><h2 id=${`${id}-title`}>${title}</h2>${children}</section>`;
 
-function Top({ data, alone }) {
+function Top({ data, alone, since }) {
+  const now = data.looked_at + since;
   return html`<header class="top">
     <div class="row">${!alone && html`<a href="#" aria-label="all pipelines">←</a>`}<h1>${data.pipeline || data.checkpoint}</h1><${Pill} word=${data.word} /><span>${data.sentence}</span></div>
     <dl class="facts">
       <${Fact} name="epoch">${number(data.epoch < 0 ? null : data.epoch)}<//>
-      <${Fact} name="committed (UTC)">${clock(data.committed_at)} <span class="quiet">${data.committed_at === null ? "" : ago(data.committed_at, data.looked_at)}</span><//>
+      <${Fact} name="committed (UTC)">${clock(data.committed_at)} <span class="quiet">${data.committed_at === null ? "" : ago(data.committed_at, now)}</span><//>
       <${Fact} name="records">${number(data.records)}<//>
       <${Fact} name="records/s">${rate(data.records_per_second)}<//>
       <${Fact} name="epochs/s">${rate(data.epochs_per_second)}<//>
@@ -123,16 +124,25 @@ const PARTS = [["graph", "Graph"], ["epochs", "Epochs"], ["time", "Event time"],
 function Pipeline({ number: at, alone }) {
   const base = `/api/pipelines/${at}`;
   const [data, setData] = useState(null), [lost, setLost] = useState(""), [picked, setPicked] = useState("");
+  const [came, setCame] = useState(0), [now, setNow] = useState(0);
   useEffect(() => {
-    const news = new EventSource(`${base}/events`);
-    news.onmessage = (event) => { setData(JSON.parse(event.data)); setLost(""); };
-    news.onerror = () => setLost("The page has lost its server. What is shown is old; it tries again by itself.");
-    return () => news.close();
+    let news = null, again = 0;
+    const open = () => {
+      news = new EventSource(`${base}/events`);
+      news.onmessage = (event) => { setData(JSON.parse(event.data)); setLost(""); setCame(Date.now()); setNow(Date.now()); };
+      news.onerror = () => {
+        setLost("The page has lost its server. What is shown is old; it tries again by itself.");
+        if (news.readyState === EventSource.CLOSED) again = setTimeout(open, 5000); // it was refused, and would not try again
+      };
+    };
+    open();
+    const tick = setInterval(() => setNow(Date.now()), 5000);
+    return () => { clearTimeout(again); clearInterval(tick); news.close(); };
   }, [base]);
   useEffect(() => { if (data) document.title = `${data.pipeline || "Millstream"}: ${data.word}`; }, [data && data.word]);
   if (!data) return html`<p class="pad quiet">${lost || "Looking at the pipeline …"}</p>`;
   const jump = (event, id) => { event.preventDefault(); const there = document.getElementById(id); there.scrollIntoView(); there.tabIndex = -1; there.focus({ preventScroll: true }); };
-  return html`<${Top} data=${data} alone=${alone} />
+  return html`<${Top} data=${data} alone=${alone} since=${Math.max(0, now - came)} />
     ${lost && html`<p class="lost" role="status">${lost}</p>`}
     <nav class="jump" aria-label="parts of the page">${PARTS.map(([id, title]) => html`<a href=${`#${id}`} onClick=${(event) => jump(event, id)}>${title}</a>`)}</nav>
     <main id="main">
