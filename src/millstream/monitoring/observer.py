@@ -43,7 +43,7 @@ class Look(NamedTuple):
     failed: bool = False
 
 
-class View(NamedTuple):
+class PageView(NamedTuple):
     """What there is to see. version: grows when there is something new; data: what the page shows, and as JSON."""
 
     version: int
@@ -60,14 +60,14 @@ class Observer:
         self.is_remote = look is None
         self._look = look or self._look_at_checkpoint
         self._history = RecentHistory()
-        self._view: View | None = None  # changed as a whole, by the thread that looks
+        self._view: PageView | None = None  # changed as a whole, by the thread that looks
         self._seen = b""  # what the newest version shows, but for the moment of the look
         self._begun = threading.Lock()
         self._thread: threading.Thread | None = None
         self._asked = 0.0
         self._has_looked = threading.Event()
 
-    def see(self) -> View:
+    def see(self) -> PageView:
         """What there is to see now."""
         self.ask()
         self._has_looked.wait(FIRST)
@@ -98,12 +98,12 @@ class Observer:
             self._has_looked.set()
             time.sleep(max(EVERY, _SHARE * (time.monotonic() - began)))
 
-    def _shown(self, found: Look, version: int) -> View:
+    def _shown(self, found: Look, version: int) -> PageView:
         if found.manifest is not None and not found.failed:
             self._history.add(found.manifest, found.epochs)
         now = int(time.time() * 1000)
         data = page_data(found.overview, found.manifest, self._history, now=now, live=found.live, error=found.error)
-        return View(version, found, data, msgspec.json.encode(data))
+        return PageView(version, found, data, msgspec.json.encode(data))
 
     def _failed(self, why: str) -> Look:
         """Rule 2."""
