@@ -324,9 +324,11 @@ def _tasks(slots: list[int]) -> str:
 
 
 def _metrics(handle: Handle, address: str) -> MetricsServer:
-    from millstream.monitoring.prometheus import EpochSeconds, MetricsServer, PipelineCollector
+    from millstream.monitoring.prometheus import EpochSeconds, MetricsServer, PipelineCollector, SourcesCollector
 
-    server = MetricsServer([PipelineCollector([Observer(handle._epochs.log, handle.look)])], address)
+    sources = {name: injector.source for name, injector in handle._program.topology.injectors.items()}
+    pipelines = PipelineCollector([Observer(handle._epochs.log, handle.look)])
+    server = MetricsServer([pipelines, SourcesCollector(handle._program.name, sources)], address)
     handle._feed.takers.append(EpochSeconds(server.registry, handle._program.name))
     return server
 

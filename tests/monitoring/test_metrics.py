@@ -160,7 +160,7 @@ def test_no_key_and_no_value_is_in_a_metric() -> None:
     assert labels == {"phase", "run", "mode", "injector", "counts", "computation", "stream", "kind", "name", "edge", "sink"}
 
 
-class Numbers(msgspec.Struct):
+class Numbers(msgspec.Struct, frozen=True):
     connections: int = 3
     bytes_read: int = 7
     name: str = "n"
@@ -169,6 +169,21 @@ class Numbers(msgspec.Struct):
 def test_servers_tell_by_the_numbers_in_their_statistics() -> None:
     found = samples(prometheus.text([prometheus.StatsCollector("sink", Numbers, gauges=["connections"])]))
     assert found == {"millstream_sink_connections": 3, "millstream_sink_bytes_read_total": 7}
+
+
+def test_what_a_source_says_of_itself_is_told() -> None:
+    class Told(msgspec.Struct):
+        server: Numbers = Numbers()
+        watermark: int | None = 5
+        held_by: str = "somebody"
+
+    class Pushed:
+        def stats(self) -> Told:
+            return Told()
+
+    found = samples(prometheus.text([prometheus.SourcesCollector("p", {"clicks": Pushed()})]))
+    of = '{injector="clicks",pipeline="p"}'
+    assert found == {f"millstream_source_{name}{of}": value for name, value in (("connections", 3), ("bytes_read", 7), ("watermark", 5))}
 
 
 def test_each_epoch_is_handed_on_once_and_in_order() -> None:

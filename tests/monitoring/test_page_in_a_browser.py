@@ -120,6 +120,7 @@ def test_every_picture_is_there_with_the_numbers_of_the_run(browser: Any, shop: 
         assert page.locator("#shards .cell").count() == 4
         late = page.locator("#astray")
         assert "'late'" in late.inner_text() and late.locator("dd").first.inner_text() == "3"
+        assert "ValueError: this record was to fail" in late.inner_text()
         assert page.locator("#tasks tbody tr").count() == 2
         assert "Totals" in page.locator("#upkeep").inner_text()
 

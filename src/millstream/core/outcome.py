@@ -13,6 +13,8 @@ from millstream.core.time import BEGINNING
 
 DROP = "drop"  # a late record is counted and dropped
 HOOK = "hook"  # it is handed to process_late_record
+LAST_DEAD = 5  # dead letters that are shown
+_SHOWN = 300  # characters of a key, or of an error
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -51,6 +53,15 @@ class LateRecord(msgspec.Struct):
     value: str
 
 
+class DeadSample(msgspec.Struct):
+    """One of the last dead letters: whose it was, and why."""
+
+    stream: str
+    key: str
+    timestamp: int | None
+    error: str
+
+
 class Counts(msgspec.Struct):
     """What a step did, for status and manifest."""
 
@@ -67,8 +78,14 @@ class Counts(msgspec.Struct):
     late_by: dict[str, int] = {}  # per input
     last_late: list[LateRecord] = []
     dead: int = 0  # dead letters
+    last_dead: list[DeadSample] = []
     tallies: dict[str, int] = {}  # what hooks have counted
     scanned: dict[str, tuple[int, bool]] = {}  # by scan: rows visited, and whether it has ended here
+
+    def add_dead(self, stream: str, key: str, timestamp: int | None, error: str) -> None:
+        """One more dead letter."""
+        self.dead += 1
+        self.last_dead = [*self.last_dead[1 - LAST_DEAD :], DeadSample(stream, key[:_SHOWN], timestamp, error[:_SHOWN])]
 
 
 class Outcome(msgspec.Struct):

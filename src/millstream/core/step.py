@@ -191,7 +191,12 @@ class Step:
     def _forgiving(self, row_key: bytes, text: str, raw: bytes | None, arrivals: Arrivals, at: int, stop: int) -> None:
         """A visit in which what makes a hook raise becomes a dead letter."""
         counts, productions = self.counts, self.visit.productions
-        before = (len(productions), msgspec.structs.replace(counts, late_by=dict(counts.late_by), last_late=list(counts.last_late)))
+        before = (
+            len(productions),
+            msgspec.structs.replace(
+                counts, late_by=dict(counts.late_by), last_late=list(counts.last_late), last_dead=list(counts.last_dead)
+            ),
+        )
         gathered, tallies = len(self.visit.gathered), dict(self.visit.tallies)
         try:
             self._visit(row_key, text, raw, arrivals, at, stop)
@@ -317,7 +322,7 @@ class Step:
             if not BEGINNING < caused < END:  # type: ignore[operator]
                 caused = times.now
             visit.productions.append(Production(self.wiring.dead_letters, "", max(visit.least, caused), name, body))  # type: ignore[type-var, arg-type]
-            self.counts.dead += 1
+            self.counts.add_dead(one.stream, "", one.timestamp, f"InputError: {one.why}")
 
     def _carefully(self, hook: Callable[[Any], None], cause: Record | Timer) -> None:
         """Calls a hook; if it raises, or leaves a state that cannot be encoded, undoes what it did and writes a dead letter."""
@@ -341,14 +346,11 @@ class Step:
         """Sends what made a hook raise to the stream for that."""
         visit = self.visit
         assert self.wiring.dead_letters is not None
-        self.counts.dead += 1
         visit.counted, visit.cause = None, cause
-        told = {
-            "computation": self.name,
-            "error": f"{type(error).__name__}: {error}",
-            "traceback": "".join(traceback.format_exception(error)),
-        }
-        self._emit(self.wiring.dead_letters, {**described(cause), **told})
+        about, why = described(cause), f"{type(error).__name__}: {error}"
+        self.counts.add_dead(about["stream"] or "", repr(visit.key), about["timestamp"], why)
+        told = {"computation": self.name, "error": why, "traceback": "".join(traceback.format_exception(error))}
+        self._emit(self.wiring.dead_letters, {**about, **told})
 
     def _save(self) -> tuple[Saved, bytes, list[dict[bytes, Any]]]:
         c, kind = self.computation, self.kind

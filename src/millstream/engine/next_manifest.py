@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from millstream.core.backfill import BuildState, builds_after, scanned_by
+from millstream.core.outcome import LAST_DEAD
 from millstream.core.step import LAST_LATE
 from millstream.core.time import END
 from millstream.core.topology import STRONG, ComputationSpec, EdgeState, Topology, edge_after
@@ -226,6 +227,7 @@ def _add(total: ComputationState, shard: ShardState, delta: Work) -> None:
     for sums, some in ((total.tallies, counts.tallies), (total.by_stream, delta.by_stream)):
         for name, n in some.items():
             sums[name] = sums.get(name, 0) + n
+    total.last_dead = [*total.last_dead, *counts.last_dead][-LAST_DEAD:]
     total.last_late = [*total.last_late, *counts.last_late][-LAST_LATE:]
     total.dedup.add(delta.dedup)
 

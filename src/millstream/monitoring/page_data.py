@@ -60,6 +60,16 @@ class LateSample(msgspec.Struct):
     value: str
 
 
+class DeadRow(msgspec.Struct):
+    """One of the last dead letters of a computation. stream: empty where it was a timer."""
+
+    computation: str
+    stream: str
+    key: str
+    timestamp: int | None
+    error: str
+
+
 class Line(msgspec.Struct):
     """A line of a chart: values at the chart's times."""
 
@@ -126,6 +136,7 @@ class PageData(msgspec.Struct):
     heat: list[HeatCell]
     busy_shards: int
     late: list[LateSample]
+    dead: list[DeadRow]
     relations: list[RelationRow]
     fills: list[str]
     compactions: dict[str, Any]
@@ -186,6 +197,7 @@ def page_data(
         heat=heat(manifest, figures),
         busy_shards=figures.busy,
         late=_late(status.computations),
+        dead=_dead(manifest),
         relations=_relations(manifest),
         fills=[str(fill) for fill in status.fills],
         compactions=figures.compactions,
@@ -272,6 +284,13 @@ def _late(computations: Sequence[ComputationStatus]) -> list[LateSample]:
         for late in name.last_late
     ]
     return sorted(found, key=lambda late: -late.low_watermark)[:MOST_LATE]
+
+
+def _dead(manifest: Manifest | None) -> list[DeadRow]:
+    states = manifest.computations.items() if manifest is not None else ()
+    return [DeadRow(name, one.stream, one.key, moment(one.timestamp), one.error) for name, state in states for one in state.last_dead][
+        -MOST_LATE:
+    ]
 
 
 def _relations(manifest: Manifest | None) -> list[RelationRow]:

@@ -11,7 +11,7 @@ Rules
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -230,6 +230,29 @@ class StatsCollector:
                 yield kind(
                     f"millstream_{self._what}_{field}", f"{field.replace('_', ' ')} of the {self._what.replace('_', ' ')}", value=value
                 )
+
+
+class SourcesCollector:
+    """Tells of sources by the numbers in their statistics: `millstream_source_<field>`, by injector."""
+
+    def __init__(self, pipeline: str, sources: Mapping[str, Any]) -> None:
+        self._pipeline, self._sources = pipeline, sources
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        families: dict[str, Any] = {}
+        for name, source in self._sources.items():
+            stats = source.stats()
+            found = {} if stats is None else msgspec.to_builtins(stats)
+            for field, value in {**found, **(found.get("server") or {})}.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    about = f"{field.replace('_', ' ')} of a source, as it says"
+                    family = families.setdefault(
+                        field, GaugeMetricFamily(f"millstream_source_{field}", about, labels=["pipeline", "injector"])
+                    )
+                    family.add_metric([self._pipeline, name], value)
+        yield from families.values()
 
 
 class NodeCollector:

@@ -12,7 +12,7 @@ import msgspec
 
 from millstream.core.backfill import BuildState
 from millstream.core.dedup import DedupCounts
-from millstream.core.outcome import LateRecord
+from millstream.core.outcome import DeadSample, LateRecord
 from millstream.core.time import BEGINNING
 from millstream.core.topology import INTERVAL_JOIN, EdgeState, RelationSpec, WindowShape
 from millstream.core.watermark import Progress
@@ -77,6 +77,7 @@ class ComputationState(msgspec.Struct):
     late_by: dict[str, int] = {}
     last_late: list[LateRecord] = []
     dead: int = 0
+    last_dead: list[DeadSample] = []
     dedup: DedupCounts = msgspec.field(default_factory=DedupCounts)
     hidden: bool = False  # a helper that the user has not written
     tallies: dict[str, int] = {}  # what its hooks have counted

@@ -101,7 +101,7 @@ function Astray({ data }) {
   const sum = (name) => data.computations.reduce((total, one) => total + one[name], 0);
   return html`<dl class="facts"><${Fact} name="late records">${number(sum("late"))}<//><${Fact} name="repeated, dropped">${number(sum("duplicates"))}<//><${Fact} name="dead letters">${number(sum("dead_letters"))}<//></dl>
     ${data.late.length > 0 ? html`<h3>The last late records</h3><div class="scroll" tabindex="0" role="group" aria-label="late records"><table><thead><tr><th>computation</th><th>key</th><th>its time</th><th>late by</th><th>value</th></tr></thead><tbody>${data.late.map((one) => html`<tr><td>${one.computation} <span class="quiet">of ${one.stream}</span></td><td class="mono">${one.key}</td><td class="t">${moment(one.timestamp)}</td><td class="t">${span(one.low_watermark - one.timestamp)}</td><td><pre>${one.value}</pre></td></tr>`)}</tbody></table></div>` : html`<p class="quiet">No record was late.</p>`}
-    ${sum("dead_letters") > 0 && html`<p>Dead letters, with errors and tracebacks, are rows of the streams <code>NAME.dead-letters</code>.</p>`}`;
+    ${data.dead.length > 0 && html`<h3>The last dead letters</h3><div class="scroll" tabindex="0" role="group" aria-label="dead letters"><table><thead><tr><th>computation</th><th>key</th><th>its time</th><th>error</th></tr></thead><tbody>${data.dead.map((one) => html`<tr><td>${one.computation} <span class="quiet">${one.stream ? `of ${one.stream}` : "at a timer"}</span></td><td class="mono">${one.key}</td><td class="t">${moment(one.timestamp)}</td><td><pre>${one.error}</pre></td></tr>`)}</tbody></table></div><p class="quiet">They are rows of the streams <code>NAME.dead-letters</code>, with tracebacks.</p>`}`;
 }
 
 function Tasks({ data }) {
