@@ -52,7 +52,7 @@ def build(
         season=timedelta(milliseconds=DAY),
         patience=timedelta(milliseconds=PATIENCE),
         until=until,
-        forecasts=tracked,
+        forecasts=list(tracked),
         expire=timedelta(milliseconds=FORGET),
         name="anomalies",
     )

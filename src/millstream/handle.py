@@ -15,6 +15,7 @@ import os
 import socket
 import threading
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +32,7 @@ from millstream.operators.panes import WindowOperator
 from millstream.operators.waiting_rows import WaitingReader
 from millstream.readable import open_windows, relations
 from millstream.state import compaction, heartbeat
+from millstream.state.manifest_log import Identity
 from millstream.state.queries import states
 from millstream.state.reader import steady
 from millstream.status import render
@@ -162,6 +164,7 @@ class Handle:
         found = status_of(self._program.name, self._epochs.latest, self._epochs.metrics.recent(10))
         found.state = "running" if self.running else self._last_word()
         found.mode, found.run = self._epochs.mode(), self._epochs.token
+        found.records_per_second = self._epochs.metrics.records_per_second(self._epochs.clock())
         found.waits_for = "" if any(task.at for task in found.mode.tasks) else self._waits_for(found.mode)
         return found
 
@@ -291,12 +294,16 @@ class Handle:
             figures=epochs.figures(),
         )
 
+    @cached_property
+    def _identity(self) -> Identity:
+        return self._epochs.log.identity()
+
     def look(self) -> Look:
         """For the page and for metrics: what there is to see, without a look at the checkpoint."""
         status, epochs = self._status(), self._epochs
         found = Overview(
             checkpoint=epochs.storage.url,
-            id="",
+            id=self._identity.id,
             shards=epochs.shards,
             token=epochs.token,
             status=status,
@@ -316,6 +323,10 @@ def launch(
     """Starts a pipeline on Spark. asked: see `engine/spark/start.start`."""
     from millstream.engine.spark.start import start
 
+    if ui is not None or metrics is not None:
+        from millstream.monitoring.addresses import check_addresses
+
+        check_addresses(ui, metrics, os.environ.get("MILLSTREAM_COOKIE", ""))
     return Handle(program, start(program, say=narrator.say, **asked), narrator, serve, ui, metrics)
 
 

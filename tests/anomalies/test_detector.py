@@ -7,12 +7,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from serieskit import BEGIN, DAY, MINUTE, daily, pipeline, poisson, readings, rules, told
+from serieskit import BEGIN, DAY, MINUTE, SCHEMA, daily, pipeline, poisson, readings, rules, told
 
 import millstream as ms
 from millstream.anomalies import CountDetector, GaugeDetector
 from millstream.anomalies.settings import COUNTS, GAUGE
 from millstream.core.statekind import StateKind
+from millstream.errors import DefinitionError, HookError
 from millstream.state.codec import msgpack
 
 QUARTER = 15 * MINUTE
@@ -218,3 +219,16 @@ def test_a_tuple_or_a_number_is_one_key_whose_forecasts_are_told() -> None:
     source = ms.sources.files("readings/", schema="device long, at long, value double", format="json")
     readings = made.inject("readings", source, timestamp="at")
     assert len(readings.by("device").detect(bucket="15m", kind=GAUGE, value="value", forecasts=7, name="one")) == 2
+
+
+def test_what_is_wrong_is_told_with_what_there_is() -> None:
+    made = ms.Pipeline("devices")
+    source = ms.sources.files("readings/", schema=SCHEMA, format="json")
+    readings = made.inject("readings", source, timestamp="at", id="id").by("device")
+    with pytest.raises(DefinitionError, match=r"detect\(sensitivity=...\) is no argument"):
+        readings.detect(bucket="15m", name="x", sensitivity=3)
+    readings.detect(bucket="15m", name="wrong", value="valeu", kind=GAUGE)
+    runner = ms.testing.LocalRunner(made)
+    runner.push("readings", {"device": "d", "at": BEGIN, "value": 1.0, "id": "1"})
+    with pytest.raises(HookError, match="no such field; it has 'device', 'at', 'value', 'id'"):
+        runner.run()

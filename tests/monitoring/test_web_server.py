@@ -20,6 +20,7 @@ from millstream.monitoring.observer import Observer
 from millstream.monitoring.web_server import COOKIE, PageServer
 from millstream.state.manifest_log import ManifestLog
 from millstream.state.storage import open_storage
+from millstream.status.narrator import Narrator
 from taskkit import Given
 
 HOSTILE = "<script>alert('gotcha')</script>"
@@ -289,3 +290,21 @@ def test_of_a_large_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(type(storage), "read", counted)
     found = browsing._last_rows(storage, "p-s-0000-0000000001.jsonl")
     assert [row["timestamp"] for row in found] == list(range(500 - len(found), 500)) and 10 < len(found) < 40 and read == [1_000]
+
+
+def test_an_address_that_cannot_be_served_is_refused_before_anything_is_begun(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from millstream.handle import launch
+
+    begun: list[str] = []
+    monkeypatch.setattr("millstream.engine.spark.start.start", lambda *given, **asked: begun.append("Spark"))
+    program, narrator = pickling(Path("nowhere"))[0].program(), Narrator("p", quiet=True)
+    for asked, error in (
+        ({"ui": "0.0.0.0:4080"}, DefinitionError),
+        ({"ui": "4080"}, DefinitionError),
+        ({"metrics": "80x"}, DefinitionError),
+        ({"ui": server.address}, NetworkError),
+        ({"metrics": server.address}, NetworkError),
+    ):
+        with pytest.raises(error):
+            launch(program, narrator, checkpoint="nowhere", **asked)
+    assert not begun

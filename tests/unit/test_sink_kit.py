@@ -118,7 +118,7 @@ def test_a_marker_before_the_rows_is_found(tmp_path: Path) -> None:
 def test_a_marker_behind_the_rows_is_found_by_kills(tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     with pytest.raises(AssertionError, match="drivers were killed"):
-        ms.testing.check_sink(SqliteSink(path, "the marker is written after the rows"), lambda: read(path), kills=10, seed=1)
+        ms.testing.check_sink(SqliteSink(path, "the marker is written after the rows"), lambda: read(path), kills=30, seed=1)
 
 
 @pytest.mark.crash

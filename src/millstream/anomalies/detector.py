@@ -56,7 +56,9 @@ class Detector(Computation):
 
     def process_record(self, record: Record) -> None:
         bucket = record.timestamp // self.rules.width
-        given = record.value if self.value is None else record.value[self.value]
+        given = record.value if self.value is None else self._field(record.value)
+        if isinstance(given, dict):
+            raise ValueError(f"detect(): a record is a dict with {', '.join(map(repr, given))}: say which is the value, with value=")
         number = nan if given is None else float(given)
         if not isfinite(number):
             self.tally("without a value")
@@ -66,6 +68,13 @@ class Detector(Computation):
         count, total = self.state.pending.get(bucket, (0, 0))
         self.state.pending[bucket] = [count + 1, exact.plus(total, number)]
         self.set_timer(BUCKET, (bucket + 1) * self.rules.width)
+
+    def _field(self, value: Any) -> Any:
+        try:
+            return value[self.value]
+        except (KeyError, TypeError):
+            there = ", ".join(map(repr, value)) if isinstance(value, dict) else repr(value)
+            raise ValueError(f"detect(value={self.value!r}): a record has no such field; it has {there}") from None
 
     def process_timer(self, timer: Timer) -> None:
         rules, state = self.rules, self.state

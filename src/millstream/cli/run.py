@@ -52,7 +52,9 @@ def add_command(commands: Commands) -> None:
     run.add_argument("--packages", metavar="G:A:V,...", help="Java packages that Spark fetches, such as a Kafka connector")
     run.add_argument("--py-files", metavar="PATH,...", help="Python files, .zip or .whl for the workers of a cluster")
     run.add_argument("--serve", metavar="HOST:PORT", help="serve the live state beside the run; its cookie is in MILLSTREAM_COOKIE")
-    run.add_argument("--ui", metavar="HOST:PORT", nargs="?", const=PAGE, help=f"show the run on a page ({PAGE} if nothing else is said)")
+    run.add_argument(
+        "--ui", metavar="HOST:PORT", nargs="?", const=PAGE, help=f"show the run on a page ({PAGE} if nothing else is said); behind FILE"
+    )
     metrics_option(run)
     run.add_argument("--explain", action="store_true", help="print the plan (stages, tasks, what works on columns and why not), and end")
     run.add_argument("--quiet", action="store_true", help="say nothing but errors")

@@ -148,6 +148,12 @@ class Metrics:
         since = max(1_000, min(SPEED, now - kept[0].at)) if kept else SPEED
         return recent * 1000 / since
 
+    def records_per_second(self, now: int) -> float:
+        """How many records a second there were in the last `SPEED` milliseconds, pauses included."""
+        kept = list(self._kept)
+        since = max(1_000, min(SPEED, now - kept[0].at + int(kept[0].millis))) if kept else SPEED
+        return sum(one.records for one in reversed(kept) if one.at > now - SPEED) * 1000 / since
+
     def phases(self) -> dict[str, float]:
         """Where the milliseconds of an epoch with tasks went in the last `SPEED` milliseconds, on average."""
         kept = list(self._kept)

@@ -5,6 +5,7 @@
     observer                       looks at a run in this process, or at a checkpoint
     browsing, web_server           rows that somebody looks for; the server of the page, whose files are in static/
     prometheus                     metrics
+    addresses                      where page and metrics listen
     epoch_feed                     each epoch, for a histogram, traces and logs
 
 Nothing here is on the path of an epoch: the engine notes its figures (`engine/metrics.py`), and whoever is here looks at them, at most once a second.

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from itertools import islice
 from typing import Any
 
@@ -26,7 +27,8 @@ from millstream.views.dsl import VIEW
 
 MOST_ROWS = 50
 MOST_TEXT = 4000
-_MOST_FILES = 40
+_MOST_FILES = 300
+_CACHED = 600  # files whose rows are known: a file never changes
 _MOST_PUBLISHED = 600
 _MOST_TIMERS = 8
 _MOST_BYTES = 512 << 10  # of a file that is read
@@ -105,13 +107,25 @@ def published(log: ManifestLog, sink: str) -> dict[str, Any]:
     try:
         files = PublishedFiles(output.place, stream=sink, pipeline=log.identity().pipeline)
         for file in reversed(files.files(-1, 1 << 62)[-_MOST_FILES:]):
-            found["rows"] = _last_rows(files.storage, file.name) + found["rows"]
+            found["rows"] = _cached_rows(files.storage, file.name) + found["rows"]
             if len(found["rows"]) >= _MOST_PUBLISHED:
                 break
     except OSError as error:
         found["why"] = f"{output.place} cannot be read from here: {error}"
     found["rows"] = found["rows"][-_MOST_PUBLISHED:]
     return found
+
+
+_known: OrderedDict[tuple[str, str], list[dict[str, Any]]] = OrderedDict()
+
+
+def _cached_rows(storage: Storage, name: str) -> list[dict[str, Any]]:
+    where = (storage.url, name)
+    rows = _known.pop(where, None)
+    _known[where] = rows = _last_rows(storage, name) if rows is None else rows
+    while len(_known) > _CACHED:
+        _known.popitem(last=False)
+    return rows
 
 
 def _last_rows(storage: Storage, name: str) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from millstream.status.report import ComputationStatus, InjectorStatus, Status
 MOST_COMPUTATIONS = 250
 MOST_STREAMS = 600
 MOST_SUBS = 20
+_APART = 60_000  # milliseconds that a part of a source may be behind most others
 CUT = 300  # characters of a value, or of what holds time back
 
 
@@ -136,6 +137,8 @@ def injector_node(one: InjectorStatus, rates: Rates, backlog: Backlog | None) ->
         health, why = "waiting", "No record has come yet."
     elif one.idle:
         health, why = "idle", "It has been silent for so long that it holds nothing back."
+    elif len(subs) > 1 and subs[len(subs) // 2][1] - subs[0][1] > _APART:
+        health, why = "holding", f"It waits for {one.held_back_by}, which is behind most others."
     elif backlog is not None and backlog.left:
         when = f", {backlog.seconds:,.0f} s at the present rate" if backlog.seconds is not None else ""
         health, why = "behind", f"{backlog.left:,} {backlog.counts} are there to be read{when}."

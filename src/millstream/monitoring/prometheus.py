@@ -65,7 +65,7 @@ _FAMILIES = {  # name without its prefix: kind, what it is, labels besides the p
     "sink_rows_total": ("counter", "Rows that went to a sink", ("sink",)),
     "sink_waiting_rows": ("gauge", "Committed rows that are to be published with later ones", ("sink",)),
     "sink_published_epoch": ("gauge", "The last epoch that was published in full", ("sink",)),
-    "state_cache_loads_total": ("counter", "State caches that were loaded anew, by the processes of this run", ("computation",)),
+    "state_cache_loads": ("gauge", "State caches that the processes at work have loaded anew", ("computation",)),
     "compactions_total": ("counter", "Chains that were compacted, by this run", ()),
     "compactions_failed_total": ("counter", "Compactions that failed, of this run", ()),
     "resident_tasks": ("gauge", "Resident tasks that are there", ()),
@@ -182,7 +182,7 @@ def _add_figures(samples: _Samples, pipeline: str, look: Look) -> None:
     add("shard_step_seconds_max", max(loads, default=0.0))
     add("shard_step_seconds_median", statistics.median(loads) if loads else 0.0)
     for computation, cache in figures.state_caches.items():
-        add("state_cache_loads_total", cache.loads, computation)
+        add("state_cache_loads", cache.loads, computation)
     for sink, epoch in figures.published.items():
         add("sink_published_epoch", epoch, sink)
     add("compactions_total", figures.compactions.get("compacted"))

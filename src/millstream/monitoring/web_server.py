@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from millstream.errors import DefinitionError, MillstreamError
 from millstream.extras import needed
 from millstream.monitoring import browsing
+from millstream.monitoring.addresses import bound, check_page_address
 from millstream.monitoring.observer import EVERY, Observer
-from millstream.network import cannot_listen, is_loopback, parse_address, written
+from millstream.network import is_loopback, parse_address, written
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -62,17 +63,13 @@ class PageServer:
         self, observers: Sequence[Observer], listen: str, token: str = "", tables: Callable[[], dict[str, Any]] | None = None
     ) -> None:
         self._observers, self._token, self._tables = list(observers), token, tables
-        host, port = parse_address(listen)
-        if not token and not is_loopback(host):
-            raise DefinitionError(
-                f"the page on {listen} would show everybody who can reach it what the pipeline keeps. Listen on 127.0.0.1, or set a token in MILLSTREAM_COOKIE"
-            )
+        host, port = check_page_address(listen, token)
         with needed("the page"):
             import uvicorn
         self._host = host
         self._names = frozenset((socket.gethostname(), socket.getfqdn()))
         self._streams = 0
-        self._socket = self._bound(host, port)
+        self._socket = bound(host, port)
         self.address = written(host, self._socket.getsockname()[1])
         config = uvicorn.Config(
             self._app(), http=_protocol(), ws="none", log_level="error", lifespan="off", access_log=False, timeout_graceful_shutdown=1
@@ -102,13 +99,6 @@ class PageServer:
             for observer in self._observers:
                 if not observer.is_remote:
                     observer.ask()
-
-    @staticmethod
-    def _bound(host: str, port: int) -> socket.socket:
-        try:
-            return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=64)
-        except OSError as error:
-            raise cannot_listen(host, port, error) from error
 
     # --- what is served
 

@@ -165,6 +165,8 @@ class Stream(Generic[V]):
         from millstream.anomalies.detector import detector
         from millstream.anomalies.settings import SeriesRules
 
+        if unknown := sorted(options.keys() - DETECT_OPTIONS):
+            raise DefinitionError(f"detect({unknown[0]}=...) is no argument; of compute's there are {', '.join(sorted(DETECT_OPTIONS))}")
         rules = SeriesRules.of(kind, bucket, season, weekly=weekly, patience=patience, until=until, rarity=rarity)
         told = (
             forecasts
@@ -181,6 +183,8 @@ class Stream(Generic[V]):
         return f"Stream({self.name!r})"
 
 
+#: What `detect` hands on to `compute`.
+DETECT_OPTIONS = frozenset(("late", "expire", "on_error", "renamed_from", "production", "slow_after"))
 #: The key of a stream that is one group.
 ONE_GROUP = "''"
 

@@ -96,7 +96,7 @@ class FillStatus(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """A pipeline at a glance. Speeds are over the last epochs that had records.
+    """A pipeline at a glance. Speeds are those of the last ten seconds; epoch_millis is of the last epochs that had records.
 
     committed_at: the wall clock when the last epoch was committed; clock: the epoch's own, which its hooks saw as self.now. An epoch without input at the end
     of a bounded run has that of the input before it. edges: the adaptive ones, whether they store, and why. refused: writes of runs that had been replaced.

@@ -52,9 +52,21 @@ export function EpochChart({ bars }) {
   return html`<${Chart} key=${names.join("|")} label=${label} series=${series} data=${[times, ...[...stacked].reverse()]} format=${(v) => span(v)} bars=${true} />`;
 }
 
+// Where nothing was seen for long, a line is not drawn through.
+function withGaps(times, columns) {
+  const steps = times.slice(1).map((t, at) => t - times[at]).sort((a, b) => a - b), usual = Math.max(2, 5 * (steps[Math.floor(steps.length / 2)] || 0));
+  const kept = [[], ...columns.map(() => [])];
+  times.forEach((t, at) => {
+    if (at && t - times[at - 1] > usual) { kept[0].push(times[at - 1] + usual / 2); columns.forEach((_, of) => kept[of + 1].push(null)); }
+    kept[0].push(t);
+    columns.forEach((column, of) => kept[of + 1].push(column[at]));
+  });
+  return kept;
+}
+
 export function TimeChart({ times, lines, format, label, isMoment = false }) {
-  const series = lines.map((one, at) => ({ label: one.name, stroke: LINES[at % LINES.length], width: 1.8, spanGaps: true, points: { show: false }, value: (_, v) => (v === null || v === undefined ? "–" : format(v)) }));
-  return html`<${Chart} key=${lines.map((one) => one.name).join("|")} label=${label} series=${series} data=${[times.map((t) => t / 1000), ...lines.map((one) => one.values)]} format=${format} isMoment=${isMoment} />`;
+  const series = lines.map((one, at) => ({ label: one.name, stroke: LINES[at % LINES.length], width: 1.8, points: { show: false }, value: (_, v) => (v === null || v === undefined ? "–" : format(v)) }));
+  return html`<${Chart} key=${lines.map((one) => one.name).join("|")} label=${label} series=${series} data=${withGaps(times.map((t) => t / 1000), lines.map((one) => one.values))} format=${format} isMoment=${isMoment} />`;
 }
 
 // Counts with what was expected of them, and where something began or ended.
@@ -65,9 +77,9 @@ export function ForecastChart({ rows, anomalies, name }) {
   const nearest = points.map((one) => (marked.has(one.at) ? one.actual : null));
   const series = [
     { label: "actual", stroke: LINES[0], width: 1.8, points: { show: false }, value: (_, v) => number(v) },
-    { label: "expected", stroke: LINES[4], width: 1.8, dash: [5, 3], spanGaps: true, points: { show: false }, value: (_, v) => (v === null ? "–" : v.toFixed(1)) },
+    { label: "expected", stroke: LINES[4], width: 1.8, dash: [5, 3], points: { show: false }, value: (_, v) => (v === null ? "–" : v.toFixed(1)) },
     { label: "anomaly", stroke: LINES[1], width: 0, points: { show: true, size: 9, fill: LINES[1] }, paths: () => null, value: (_, v) => number(v) },
   ];
-  const data = [at, points.map((one) => one.actual), points.map((one) => (Number.isFinite(one.expected) ? one.expected : null)), nearest];
+  const data = withGaps(at, [points.map((one) => one.actual), points.map((one) => (Number.isFinite(one.expected) ? one.expected : null)), nearest]);
   return html`<${Chart} label=${`what was counted of ${name}, and what was expected`} series=${series} data=${data} format=${(v) => number(v)} height=${180} />`;
 }

@@ -25,7 +25,7 @@ function laidOut(shape, across) {
 function nodesOf(data) {
   const found = [];
   for (const one of data.injectors) {
-    const lines = [`${number(one.records)} records, ${rate(one.rate)}/s`, one.ended ? "event time has ended" : `watermark ${span(one.lag)} behind`];
+    const lines = [`${number(one.records)} records, ${rate(one.rate)}/s`, one.ended ? "event time has ended" : `${span(one.lag)} behind its newest record`];
     if (one.backlog && one.backlog.left) lines[1] = `${number(one.backlog.left)} ${one.backlog.counts} to read`;
     found.push({ id: `injector:${one.name}`, kind: "injector", name: one.name, what: "source", lines, health: one.health });
   }
@@ -82,14 +82,14 @@ function Node({ node, place, holds, onPick }) {
   </g>`;
 }
 
-export function PipelineGraph({ data, onPick }) {
+export function PipelineGraph({ data, onPick, isHeld }) {
   const nodes = nodesOf(data);
   const known = new Set(nodes.map((one) => one.id));
   const edges = data.streams.filter((one) => known.has(one.source) && known.has(one.target));
   const across = window.innerWidth > 820;
   const shape = { nodes: nodes.map((one) => one.id), edges: edges.map((one) => [one.stream, one.source, one.target]) };
   const place = useMemo(() => laidOut(shape, across), [JSON.stringify(shape), across]);
-  const onPath = new Set(data.path), frame = useRef(null);
+  const onPath = new Set(isHeld ? data.path : []), frame = useRef(null);
   const room = frame.current ? frame.current.clientWidth - 4 : window.innerWidth - 80;
   const scale = Math.min(1, Math.max(0.62, room / place.width));
   useEffect(() => { // what time waits for, or the first source, is in sight
@@ -101,7 +101,7 @@ export function PipelineGraph({ data, onPick }) {
       <svg width=${place.width * scale} height=${place.height * scale} viewBox=${`0 0 ${place.width} ${place.height}`}>
         ${edges.map((edge) => {
           const where = place.edges[`${edge.stream}|${edge.source}|${edge.target}`];
-          return where && html`<${Edge} key=${`${edge.stream}|${edge.source}|${edge.target}`} edge=${edge} place=${where} />`;
+          return where && html`<${Edge} key=${`${edge.stream}|${edge.source}|${edge.target}`} edge=${isHeld ? edge : { ...edge, holds: false }} place=${where} />`;
         })}
         ${nodes.map((node) => html`<${Node} key=${node.id} node=${node} place=${place.nodes[node.id]} holds=${onPath.has(node.id)} onPick=${onPick} />`)}
       </svg>

@@ -61,7 +61,7 @@ function Details({ data, id, onClose }) {
 function Computations({ data, onPick }) {
   return html`<details><summary>The same as a table</summary><div class="scroll" tabindex="0" role="group" aria-label="computations"><table>
     <thead><tr><th>name</th><th>health</th><th class="n">records/s</th><th class="n">lag</th><th class="n">own</th><th class="n">inherited</th><th class="n">keys</th><th class="n">timers</th><th class="n">late</th><th>held back by</th></tr></thead>
-    <tbody>${data.computations.map((one) => html`<tr><td><button class="plain" onClick=${() => onPick(`computation:${one.name}`)}>${one.name}</button></td><td><${Pill} word=${one.health} title=${one.why} /></td><td class="n">${rate(one.rate)}</td><td class="n">${one.ended ? "ended" : span(one.lag)}</td><td class="n">${span(one.own_lag)}</td><td class="n">${span(one.inherited_lag)}</td><td class="n">${number(one.keys)}</td><td class="n">${number(one.timers)}</td><td class="n">${number(one.late)}</td><td>${one.held_back_by}</td></tr>`)}</tbody>
+    <tbody>${data.computations.map((one) => html`<tr><td><button class="plain" onClick=${() => onPick(`computation:${one.name}`)}>${one.name}</button></td><td><${Pill} word=${one.health} title=${one.why} /></td><td class="n">${rate(one.rate)}</td><td class="n">${one.ended ? "ended" : span(one.lag)}</td><td class="n">${span(one.own_lag)}</td><td class="n">${span(one.inherited_lag)}</td><td class="n">${one.kind === "window" || one.kind === "interval join" ? "–" : number(one.keys)}</td><td class="n">${number(one.timers)}</td><td class="n">${number(one.late)}</td><td>${one.held_back_by}</td></tr>`)}</tbody>
   </table></div></details>`;
 }
 
@@ -119,6 +119,12 @@ function Upkeep({ data }) {
     ${!caches.length && !Object.keys(compactions).length && html`<p class="quiet">A driver that is at work tells of compactions and state caches.</p>`}`;
 }
 
+// A source that is well holds time back by what its watermark waits for, and no more: that is nothing to look at.
+function isHeld(data) {
+  const last = data.path[data.path.length - 1] || "", source = data.injectors.find((one) => `injector:${one.name}` === last);
+  return data.path.length > 0 && !(source && source.health === "ok");
+}
+
 const PARTS = [["graph", "Graph"], ["epochs", "Epochs"], ["time", "Event time"], ["shards", "Shards"], ["astray", "Late and lost"], ["rows", "Rows"], ["state", "State"], ["tasks", "Tasks"], ["upkeep", "Upkeep"]];
 
 function Pipeline({ number: at, alone }) {
@@ -147,8 +153,8 @@ function Pipeline({ number: at, alone }) {
     <nav class="jump" aria-label="parts of the page">${PARTS.map(([id, title]) => html`<a href=${`#${id}`} onClick=${(event) => jump(event, id)}>${title}</a>`)}</nav>
     <main id="main">
       <${Card} id="graph" title="Graph" wide=${true}>
-        ${data.path_text && html`<p class="holds"><strong>Time is held back by</strong> ${data.path_text}</p>`}
-        <${PipelineGraph} data=${data} onPick=${setPicked} />
+        ${data.path_text && (isHeld(data) ? html`<p class="holds"><strong>Time is held back by</strong> ${data.path_text}</p>` : html`<p class="quiet">Event time follows ${data.path_text}.</p>`)}
+        <${PipelineGraph} data=${data} onPick=${setPicked} isHeld=${isHeld(data)} />
         ${(data.more_computations > 0 || data.more_streams > 0) && html`<p class="quiet">Not drawn: ${number(data.more_computations)} computations and ${number(data.more_streams)} streams that are less far behind.</p>`}
         ${picked && html`<${Details} data=${data} id=${picked} onClose=${() => setPicked("")} />`}
         <${Computations} data=${data} onPick=${setPicked} />
