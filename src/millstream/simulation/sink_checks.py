@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,7 @@ from millstream.state.storage import LocalStorage
 _KEYS = 5
 _SHARDS = 2
 _ROWS = 4  # of an epoch in which a driver may be killed
+_SILENT = 120.0  # seconds that a driver may take
 _AT_MOST, _AT_LAST = 1_000, 3  # epochs of a driver that is killed, and of the one that is not
 
 RowMaker = Callable[[int], SinkRow]
@@ -251,7 +253,8 @@ def _kill(sink: Sink, judge: Judge, row: RowMaker, folder: Path, there: list[int
         *([str(sys.modules["__main__"].__file__)] if "__main__" in (type(sink).__module__, row.__module__) else []),
     ]
     told: list[float] = []  # how long a call took
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_environment()) as forks:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **pipes, env=_environment(), start_new_session=True) as forks:  # type: ignore[call-overload]
         for kill in range(kills + 1):
             _one_driver(forks, rng, kill, kill < kills, told, seed)
         forks.stdin.close()  # type: ignore[union-attr]
@@ -263,27 +266,31 @@ def _kill(sink: Sink, judge: Judge, row: RowMaker, folder: Path, there: list[int
 def _one_driver(forks: Any, rng: random.Random, kills: int, kill: bool, told: list[float], seed: int) -> None:
     lines: list[bytes] = []
 
-    def heard() -> bytes:
+    def goes_on() -> bool:
+        """Reads a line that it says. One that fails ends before it is killed."""
         line: bytes = forks.stdout.readline()
         lines.append(line)
-        return line
+        return bool(line) and not line.startswith(b"ended")
 
+    silence = threading.Timer(_SILENT, os.killpg, (forks.pid, signal.SIGKILL))  # what hangs ends
+    silence.start()
     forks.stdin.write(b"%d\n" % (_AT_MOST if kill else _AT_LAST))
     forks.stdin.flush()
-    process = int(heard().split()[-1])
+    alive = goes_on() and lines[0].startswith(b"driver")
+    process = int(lines[0].split()[-1]) if alive else 0
     for _ in range(rng.randint(1, _AT_LAST) if kill else 0):
-        heard()
+        alive = alive and goes_on()
         began = time.monotonic()
-        heard()
+        alive = alive and goes_on()
         told.append(time.monotonic() - began)
-    if kill:
-        heard()
+    if kill and alive and goes_on():
         time.sleep(rng.uniform(0, median(told)))
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    while not (line := heard()).startswith(b"ended") and line:
-        pass
-    if line.split()[-1:] not in ([b"0"], [b"-9"]):
+    while lines[-1] and not lines[-1].startswith(b"ended"):
+        goes_on()
+    silence.cancel()
+    if lines[-1].split()[-1:] not in ([b"0"], [b"-9"]):
         said = b"".join(lines)[-2000:].decode(errors="replace")
         raise AssertionError(f"a driver that was started after {kills} kills (seed {seed}) failed: {said}")
 
@@ -308,12 +315,17 @@ def fork_drivers(folder: str, main: str | None = None) -> None:
                 traceback.print_exc()
             finally:
                 os._exit(code)
-        print("ended", os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+        _say(f"ended {os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])}")
+
+
+def _say(text: str) -> None:
+    """A line, whole or not at all: whoever says it may be killed meanwhile."""
+    os.write(1, f"{text}\n".encode())
 
 
 def _drive(place: Path, epochs: int) -> None:
     """A driver's process: commits and publishes so many epochs, from where the last one was. Says a line before and behind each call of the sink."""
-    print("driver", os.getpid(), flush=True)
+    _say(f"driver {os.getpid()}")
     sink, row = pickle.loads((place / "given").read_bytes())
     stage = Stage(place / "checkpoint", row)
     run = stage.run(sink)
@@ -326,7 +338,7 @@ def _drive(place: Path, epochs: int) -> None:
         parts = run.staged(number, range(500 + _ROWS * number, 500 + _ROWS * (number + 1)))
         run.prepare(number, parts)
         stage.storage.create(f"committed-{number:04d}", pickle.dumps((number, parts)))
-        print("publishing", flush=True)
+        _say("publishing")
         run.commit(number, parts)
-        print("published", flush=True)
+        _say("published")
     run.sink.close()
