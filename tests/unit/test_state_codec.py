@@ -506,3 +506,10 @@ def test_a_state_from_before_its_class_had_an_untyped_field_is_read() -> None:
     assert runner.state("Keeps", "a") == Opened(decimal.Decimal("1.50"), datetime.date(2024, 2, 29))
     runner.push("in", {"k": "a", "at": 2})
     runner.run()
+
+
+def test_a_typed_moment_with_an_offset_that_would_be_lost_is_refused() -> None:
+    state = Annotated(
+        "", 0, 0.0, b"", bytearray(), datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=5))), {}, set()
+    )
+    comes_back_or_is_refused(state, Annotated)

@@ -279,7 +279,8 @@ def alike(one: Any, other: Any) -> bool:
         found = {element: element for element in other}
         return _alike_all(one, [found.get(element, element) for element in one])
     if isinstance(one, (datetime, time)):
-        return one.fold == other.fold and (one.tzinfo is other.tzinfo or one.tzinfo.__class__ is other.tzinfo.__class__ is timezone)
+        is_fixed = one.tzinfo.__class__ is other.tzinfo.__class__ is timezone and one.utcoffset() == other.utcoffset()
+        return one.fold == other.fold and (one.tzinfo is other.tzinfo or is_fixed)
     return all(alike(getattr(one, name), getattr(other, name)) for name in _fields(one))
 
 
