@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from pagekit import BEGIN, Shop
 
+from millstream.core.topology import EdgeState
 from millstream.engine.metrics import EpochStats
 from millstream.monitoring.graph_data import MOST_COMPUTATIONS, MOST_STREAMS
 from millstream.monitoring.history import MOST_BARS, MOST_POINTS, RecentHistory
@@ -158,6 +159,13 @@ def test_a_pipeline_of_any_size_is_a_page_of_bounded_size() -> None:
     assert sum(cell.keys for cell in data.heat) == 400 * 4_000 * 3
     size = len(msgspec.json.encode(data))
     assert size < 400_000, size
+
+
+def test_only_the_reader_of_an_edge_that_stores_is_slow() -> None:
+    manifest = wide(12, 1)
+    manifest.edges = {"c0 → c1": EdgeState(), "c10 → c11": EdgeState(stored=True)}
+    data = page_data(overview(manifest, sign("running"), alive=True), manifest, RecentHistory(), now=0)
+    assert [one.name for one in data.computations if one.health == "slow"] == ["c11"]  # and not c1
 
 
 def test_speeds_are_differences_between_two_looks() -> None:

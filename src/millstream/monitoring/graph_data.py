@@ -206,7 +206,7 @@ def _health(one: ComputationStatus, state: ComputationState, own: int | None, ma
         return "late records", f"Records come too late: {one.late:,} so far."
     if name in manifest.builds and manifest.builds[name].is_filling:
         return "filling", "It is being filled, beside what it shows."
-    if any(edge.stored and edge_name("", name) in at for at, edge in manifest.edges.items()):
+    if any(edge.stored and at.endswith(edge_name("", name)) for at, edge in manifest.edges.items()):
         return "slow", "It is slow or fails, so what it reads is stored first."
     if own:
         return "holding", f"It holds its output back: {one.held_back_by}."

@@ -58,6 +58,9 @@ class RecentHistory:
     """Points and bars of one pipeline."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self.points: deque[Point] = deque(maxlen=MOST_POINTS)
         self._bars: deque[Bar] = deque(maxlen=MOST_BARS)
         self._epoch = -1  # the last that has a bar
@@ -67,7 +70,7 @@ class RecentHistory:
         """Adds the newest manifest, and what is known of the epochs up to it; those that were added before are passed over."""
         at = manifest.now if manifest.committed_at is None else manifest.committed_at
         if self.points and self.points[-1].epoch > manifest.epoch:  # another checkpoint in the place of the one that was there
-            self.__init__()  # type: ignore[misc]
+            self._begin()
         if not self.points or self.points[-1].epoch < manifest.epoch:
             self.points.append(_point(manifest, at))
             while self.points[0].at < at - LASTS:
